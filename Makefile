@@ -1,0 +1,106 @@
+# The short way to everything; CMakeLists.txt holds how it is built. `make help` lists the targets.
+#
+# Each target first lets tools/install-dependencies install what it needs (MEGALOOM_INSTALL=no leaves that out).
+# Build folders: build/ (normal), build-asan/, build-tsan/, build-fuzz/.
+
+MAKEFLAGS += --no-print-directory
+
+BUILD ?= build
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# More options for the first configuration of build/, such as -DMEGALOOM_MPI=OFF.
+CMAKE_OPTIONS ?=
+# Texts for the demo: a folder, one document a file. Without it, the Perl manuals of the Debian package perl-doc.
+DATA ?=
+# Seconds that `make fuzz` gives each reader.
+FUZZ_SECONDS ?= 60
+# Which tests `make test` runs, and how (any options of ctest).
+TESTS ?=
+
+# Tests start more ranks than a small machine has cores, and CI runs as root.
+export OMPI_ALLOW_RUN_AS_ROOT = 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
+export OMPI_MCA_rmaps_base_oversubscribe = 1
+
+CTEST = ctest --output-on-failure --no-label-summary --parallel $(JOBS)
+UNIT = $(patsubst tests/unit/%.c,unit_%,$(wildcard tests/unit/*.c))
+THREADS = $(filter unit_base_% unit_comm_% unit_runtime_%,$(UNIT)) \
+          $(patsubst tests/parallel/%.c,parallel_%,$(wildcard tests/parallel/comm_*.c))
+FUZZ = $(patsubst tests/fuzz/%.c,fuzz_%,$(filter-out tests/fuzz/driver.c,$(wildcard tests/fuzz/*.c)))
+
+LEAK_LIST = $(CURDIR)/tests/sanitizer-suppressions
+# ThreadSanitizer of gcc 12 cannot place its shadow where the kernel spreads mappings widely.
+FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+# build.ninja is there after a configuration that worked; from then on ninja configures again when it has to.
+define configure
+test -f $(1)/build.ninja || cmake -S . -B $(1) -G Ninja $(2)
+endef
+
+# Each target is one line of commands that use all cores by themselves.
+.NOTPARALLEL:
+
+.PHONY: all test test-long check check-format check-arrows check-code sanitize sanitize-threads fuzz demo demo-long \
+        format clean help install-build install-check
+
+all: install-build ## build into build/; the command is build/megaloom
+	@$(call configure,$(BUILD),$(CMAKE_OPTIONS))
+	@cmake --build $(BUILD) --parallel $(JOBS)
+
+test: all ## build, then run the tests (TESTS='-R layout' narrows them)
+	@$(CTEST) --test-dir $(BUILD) --no-tests=error -LE '^long$$' $(TESTS)
+
+test-long: all ## the same with the tests that take minutes
+	@$(CTEST) --test-dir $(BUILD) --no-tests=error $(TESTS)
+
+check: check-format check-arrows check-code ## format, arrows between folders, cppcheck
+
+check-format: install-check
+	@tools/check-format
+
+check-arrows:
+	@tools/check-arrows
+
+check-code: install-check
+	@tools/check-code -j $(JOBS)
+
+sanitize: install-build ## the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(call configure,build-asan,-DMEGALOOM_SANITIZE=address$(,)undefined)
+	@cmake --build build-asan --parallel $(JOBS) --target $(UNIT)
+	@ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	    LSAN_OPTIONS=suppressions=$(LEAK_LIST):print_suppressions=0 \
+	    $(CTEST) --test-dir build-asan --no-tests=error -R '^unit\.' $(TESTS)
+
+sanitize-threads: install-build ## the tests of team, thread comm and ranks under ThreadSanitizer
+	@$(call configure,build-tsan,-DMEGALOOM_SANITIZE=thread -DMEGALOOM_MPI=OFF)
+	@cmake --build build-tsan --parallel $(JOBS) --target $(THREADS)
+	@TSAN_OPTIONS=second_deadlock_stack=1 \
+	    $(FIXED_ADDRESSES) $(CTEST) --test-dir build-tsan --no-tests=error \
+	    -R '^(unit\.(base|comm|runtime)|parallel\.comm)_' $(TESTS)
+
+fuzz: install-check install-build ## each reader of files for a minute of random input (FUZZ_SECONDS)
+	@$(call configure,build-fuzz,-DCMAKE_C_COMPILER=clang -DMEGALOOM_FUZZ=ON -DMEGALOOM_SANITIZE=address$(,)undefined)
+	@cmake --build build-fuzz --parallel $(JOBS) --target $(FUZZ)
+	@LSAN_OPTIONS=suppressions=$(LEAK_LIST):print_suppressions=0 tools/run-fuzzers build-fuzz $(FUZZ_SECONDS)
+
+demo: all ## train a small Llama on the Perl manuals, or on DATA=path/to/texts
+	@tools/run-demo $(BUILD) examples/demo.yaml "$(DATA)"
+
+demo-long: all ## the same for about 20 minutes
+	@tools/run-demo $(BUILD) examples/demo-long.yaml "$(DATA)"
+
+format: install-check ## lay all C files out as .clang-format says
+	@tools/check-format --fix
+
+clean: ## remove the build folders
+	rm -rf $(BUILD) build-asan build-tsan build-fuzz
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
+
+install-build:
+	@tools/install-dependencies build
+
+install-check:
+	@tools/install-dependencies check
+
+, := ,
