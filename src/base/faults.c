@@ -1,0 +1,67 @@
+/* The collector keeps the lines in a fixed buffer that fits the error record, so collecting can never fail itself; what
+ * does not fit is counted and said at the end. */
+#include "faults.h"
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Room kept free for the closing line about omitted faults. */
+enum { CLOSING_BYTES = 64 };
+
+void loom__faults_begin(loom__faults *faults) {
+    faults->count = 0;
+    faults->omitted = 0;
+    faults->status = LOOM_OK;
+    faults->length = 0;
+    faults->text[0] = '\0';
+}
+
+static void add_line(loom__faults *faults, loom_status status, const char *line, size_t length) {
+    faults->count++;
+    if (faults->status == LOOM_OK || (faults->status == LOOM_ERR_UNSUPPORTED && status != LOOM_ERR_UNSUPPORTED))
+        faults->status = status;
+    size_t newline = faults->length > 0;
+    if (faults->omitted || faults->length + newline + length + CLOSING_BYTES > sizeof faults->text) {
+        faults->omitted++;
+        return;
+    }
+    if (newline)
+        faults->text[faults->length++] = '\n';
+    memcpy(faults->text + faults->length, line, length);
+    faults->length += length;
+    faults->text[faults->length] = '\0';
+}
+
+void loom__faults_add(loom__faults *faults, loom_status status, const char *format, ...) {
+    char line[2048];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    if (length < 0)
+        length = 0;
+    add_line(faults, status, line, (size_t)length < sizeof line ? (size_t)length : sizeof line - 1);
+}
+
+void loom__faults_add_record(loom__faults *faults, loom_status status) {
+    if (status == LOOM_OK)
+        return;
+    for (const char *line = loom_error_message(); *line;) {
+        size_t length = strcspn(line, "\n");
+        add_line(faults, status, line, length);
+        line += length + (line[length] == '\n');
+    }
+}
+
+bool loom__faults_full(const loom__faults *faults) {
+    return faults->count >= LOOM__FAULTS_MAX;
+}
+
+loom_status loom__faults_end(const loom__faults *faults) {
+    if (faults->count == 0)
+        return LOOM_OK;
+    if (faults->omitted > 0)
+        return loom_fail(faults->status, "%s\n… and %" PRId64 " more", faults->text, faults->omitted);
+    return loom_fail(faults->status, "%s", faults->text);
+}
