@@ -1,0 +1,381 @@
+/* The checks of the parallel sizes. Every check that still makes sense is made, so that one call names every fault; a
+ * check that needs a value already found to be at fault is skipped, so that no fault is a mere consequence of another.
+ * Nothing is changed in the sizes before all checks passed: what comes out satisfies every invariant that the
+ * arithmetic of layout.c relies on (all sizes positive, all products exact, pipelines of the dense and the expert grid
+ * equal). */
+#include "base/faults.h"
+#include "layout/layout.h"
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *const axis_name[LOOM_LAYOUT_AXES] = {"tp", "cp", "ep", "dp", "pp"};
+static const char default_order[] = "tp-cp-ep-dp-pp", mapping_order[] = "tp-cp-ep-pp-dp";
+
+/* a*b, or 0 where a factor is 0 (unknown) or the product does not fit. */
+static int64_t times(int64_t a, int64_t b) {
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? 0 : product;
+}
+
+static int64_t common_divisor(int64_t a, int64_t b) {
+    while (b != 0) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Text such as "2 or 4": the divisors of n next to v, which is none. */
+typedef struct nearest {
+    char text[48];
+} nearest;
+
+static nearest nearest_pair(int64_t below, int64_t above) {
+    nearest near = {""};
+    if (below > 0 && above > 0)
+        snprintf(near.text, sizeof near.text, "%" PRId64 " or %" PRId64, below, above);
+    else
+        snprintf(near.text, sizeof near.text, "%" PRId64, below > 0 ? below : above);
+    return near;
+}
+
+static nearest nearest_divisors(int64_t n, int64_t v) {
+    /* The search takes the root of n steps; beyond this bound it would be felt, and 1 divides everything. */
+    enum { SEARCH_MAX = 1 << 20 };
+    int64_t below = 1, above = n > v ? n : 0;
+    for (int64_t d = 1; d <= n / d && d <= SEARCH_MAX; d++) {
+        if (n % d != 0)
+            continue;
+        const int64_t pair[2] = {d, n / d};
+        for (int i = 0; i < 2; i++) {
+            if (pair[i] < v && pair[i] > below)
+                below = pair[i];
+            if (pair[i] > v && (above == 0 || pair[i] < above))
+                above = pair[i];
+        }
+    }
+    return nearest_pair(below < v ? below : 0, above);
+}
+
+static nearest nearest_multiples(int64_t unit, int64_t v) {
+    int64_t below = v / unit * unit;
+    return nearest_pair(below, below > INT64_MAX - unit ? 0 : below + unit);
+}
+
+/* Appends "; nearest legal <name> <values>" (or ", <name> <values>" after the first) for a size v that shares n with
+ * `others`. */
+static void suggest(char *text, size_t bytes, const char *name, int64_t n, int64_t others, int64_t v) {
+    if (others <= 0 || n % others != 0 || n / others % v == 0)
+        return;
+    size_t used = strlen(text);
+    snprintf(text + used, bytes - used, "%s %s %s", used > 0 ? "," : "; nearest legal", name,
+        nearest_divisors(n / others, v).text);
+}
+
+static int64_t check_least(loom__faults *faults, const char *name, int64_t value, int64_t least) {
+    if (value >= least)
+        return value;
+    loom__faults_add(faults, LOOM_ERR_CONFIG, "%s is %" PRId64 ": expected at least %" PRId64 "%s", name, value, least,
+        least == 0 ? " (0 = not given)" : "");
+    return 0;
+}
+
+static void check_hierarchical(loom__faults *faults, const loom_parallel_sizes *sizes, int64_t context) {
+    int levels = sizes->hierarchical_levels;
+    if (levels == 0)
+        return;
+    if (levels < 0 || levels > LOOM_LAYOUT_HCP_LEVELS) {
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "hierarchical_context_parallel_sizes has %d levels: expected 1 to %d, or none", levels,
+            LOOM_LAYOUT_HCP_LEVELS);
+        return;
+    }
+    char list[LOOM_LAYOUT_HCP_LEVELS * 24] = "", legal[LOOM_LAYOUT_HCP_LEVELS * 24 + 48] = "";
+    size_t used = 0;
+    int64_t product = 1;
+    for (int level = 0; level < levels; level++) {
+        int64_t size = sizes->hierarchical_context[level];
+        int64_t inner = product;
+        product = times(product, size > 0 ? size : 0);
+        if (level == levels - 1 && inner > 0 && context % inner == 0)
+            snprintf(legal, sizeof legal, ", e.g. [%s%" PRId64 "]", list, context / inner);
+        used +=
+            (size_t)snprintf(list + used, sizeof list - used, "%" PRId64 "%s", size, level == levels - 1 ? "" : ", ");
+    }
+    if (context > 0 && product != context)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "hierarchical_context_parallel_sizes [%s] must be positive and multiply to context_parallel_size %" PRId64
+            "%s",
+            list, context, legal);
+}
+
+/* Reads the order into axes[]; absent axes are appended and marked in `absent`. False when it is at fault. */
+static bool check_order(
+    loom__faults *faults, const loom_parallel_sizes *sizes, loom__axis axes[LOOM_LAYOUT_AXES], bool absent[]) {
+    char text[LOOM_LAYOUT_ORDER_BYTES] = "";
+    size_t length = strnlen(sizes->order, sizeof sizes->order);
+    if (length == sizeof sizes->order) {
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "order is longer than %zu characters: expected axes joined by '-', e.g. %s", sizeof sizes->order - 1,
+            default_order);
+        return false;
+    }
+    for (size_t i = 0; i < length; i++)
+        text[i] = (char)tolower((unsigned char)sizes->order[i]);
+    if (length == 0)
+        strcpy(text, sizes->use_tp_pp_dp_mapping ? mapping_order : default_order);
+    else if (sizes->use_tp_pp_dp_mapping && strcmp(text, mapping_order) != 0) {
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "order is '%s', but use_tp_pp_dp_mapping asks for %s: give one of the two", sizes->order, mapping_order);
+        return false;
+    }
+    int count = 0;
+    bool good = true;
+    for (char *part = text, *next; part; part = next) {
+        next = strchr(part, '-');
+        if (next)
+            *next++ = '\0';
+        int axis = 0;
+        while (axis < LOOM_LAYOUT_AXES && strcmp(part, axis_name[axis]) != 0)
+            axis++;
+        if (axis == LOOM_LAYOUT_AXES) {
+            loom__faults_add(faults, LOOM_ERR_CONFIG,
+                "order is '%s': '%s' is no axis; expected tp, cp, ep, dp, pp joined by '-', e.g. %s", sizes->order,
+                part, default_order);
+            good = false;
+        } else if (!absent[axis]) {
+            loom__faults_add(faults, LOOM_ERR_CONFIG,
+                "order is '%s': %s stands there twice; expected each axis once, e.g. %s", sizes->order, part,
+                default_order);
+            good = false;
+        } else {
+            absent[axis] = false;
+            axes[count++] = (loom__axis)axis;
+        }
+    }
+    for (int axis = 0; axis < LOOM_LAYOUT_AXES; axis++) {
+        if (absent[axis])
+            axes[count++] = (loom__axis)axis;
+    }
+    return good;
+}
+
+static void check_absent(
+    loom__faults *faults, const loom_parallel_sizes *sizes, const char *axis, const char *name, int64_t size) {
+    if (size > 1)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "order is '%s' and lacks %s, but %s is %" PRId64 ": expected 1, or %s in the order, e.g. %s", sizes->order,
+            axis, name, size, axis, default_order);
+}
+
+/* Ranks of one dense decoder and encoder model, against the world. Gives the data parallel size, 0 when at fault. */
+static int64_t check_world(loom__faults *faults, const loom_parallel_sizes *s, int64_t world, int64_t decoder,
+    int64_t encoder, bool with_encoder) {
+    int64_t model;
+    if (world == 0 || decoder == 0 || (with_encoder && encoder == 0))
+        return 0;
+    if (__builtin_add_overflow(decoder, encoder, &model))
+        model = INT64_MAX;
+    if (world % model == 0 && model < INT64_MAX)
+        return world / model;
+    char what[320], legal[512] = "";
+    if (with_encoder)
+        snprintf(what, sizeof what,
+            "context_parallel_size %" PRId64 " x (encoder %" PRId64 " x %" PRId64
+            " + decoder tensor_model_parallel_size %" PRId64 " x pipeline_model_parallel_size %" PRId64 ")",
+            s->context, s->encoder_tensor > 0 ? s->encoder_tensor : s->tensor, s->encoder_pipeline, s->tensor,
+            s->pipeline);
+    else
+        snprintf(what, sizeof what,
+            "tensor_model_parallel_size %" PRId64 " x pipeline_model_parallel_size %" PRId64
+            " x context_parallel_size %" PRId64,
+            s->tensor, s->pipeline, s->context);
+    if (!with_encoder) {
+        suggest(legal, sizeof legal, "tensor_model_parallel_size", world, times(s->pipeline, s->context), s->tensor);
+        suggest(legal, sizeof legal, "pipeline_model_parallel_size", world, times(s->tensor, s->context), s->pipeline);
+        suggest(legal, sizeof legal, "context_parallel_size", world, times(s->tensor, s->pipeline), s->context);
+    }
+    if (model == INT64_MAX) {
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s is 2^63 or more, world_size %" PRId64 "%s", what, world, legal);
+        return 0;
+    }
+    size_t used = strlen(legal);
+    snprintf(legal + used, sizeof legal - used, "%s world_size %s", used > 0 ? ", or" : "; nearest legal",
+        nearest_multiples(model, world).text);
+    loom__faults_add(faults, LOOM_ERR_CONFIG, "%s = %" PRId64 " %s world_size %" PRId64 "%s", what, model,
+        model > world ? "is more than" : "does not divide", world, legal);
+    return 0;
+}
+
+/* Gives the expert data parallel size, 0 when at fault. */
+static int64_t check_experts(loom__faults *faults, int64_t decoder_ranks, int64_t etp, int64_t ep, int64_t pp) {
+    if (decoder_ranks == 0 || etp == 0 || ep == 0)
+        return 0;
+    int64_t model = times(times(etp, ep), pp);
+    if (model > 0 && decoder_ranks % model == 0)
+        return decoder_ranks / model;
+    char legal[256] = "";
+    suggest(legal, sizeof legal, "expert_model_parallel_size", decoder_ranks, times(etp, pp), ep);
+    suggest(legal, sizeof legal, "expert_tensor_parallel_size", decoder_ranks, times(ep, pp), etp);
+    loom__faults_add(faults, LOOM_ERR_CONFIG,
+        "expert_tensor_parallel_size %" PRId64 " x expert_model_parallel_size %" PRId64
+        " x pipeline_model_parallel_size %" PRId64 " does not divide the %" PRId64 " ranks%s",
+        etp, ep, pp, decoder_ranks, legal);
+    return 0;
+}
+
+/* The dense and the expert grid must have the same pipelines. The reference moreover insists on equal data parallel
+ * sizes unless pp is the last axis. */
+static void check_expert_pipelines(
+    loom__faults *faults, const loom__layout_checked *c, const bool absent[], int64_t etp) {
+    const loom_parallel_sizes *s = &c->sizes;
+    if (s->pipeline == 1)
+        return;
+    const int64_t dense[LOOM_LAYOUT_AXES] = {s->tensor, s->context, 1, c->data, 1};
+    const int64_t expert[LOOM_LAYOUT_AXES] = {etp, 1, s->expert, c->expert_data, 1};
+    int64_t dense_stride = 1, expert_stride = 1;
+    int last = LOOM_LAYOUT_AXES - 1;
+    while (last > 0 && absent[c->order[last]])
+        last--;
+    for (int i = 0; c->order[i] != LOOM__AXIS_PP; i++) {
+        dense_stride *= dense[c->order[i]];
+        expert_stride *= expert[c->order[i]];
+    }
+    bool unequal = c->order[last] != LOOM__AXIS_PP && c->data != c->expert_data;
+    if (!unequal && dense_stride == expert_stride)
+        return;
+    int64_t replica = times(s->tensor, s->context);
+    char legal[160] = "";
+    if (replica > 0 && replica % etp == 0 && replica / etp != s->expert)
+        snprintf(legal, sizeof legal, "expert_model_parallel_size %" PRId64 ", or ", replica / etp);
+    loom__faults_add(faults, LOOM_ERR_CONFIG,
+        "order '%s' does not end in pp, which needs expert_tensor_parallel_size %" PRId64
+        " x expert_model_parallel_size %" PRId64 " = tensor_model_parallel_size %" PRId64
+        " x context_parallel_size %" PRId64 "%s (data parallel size %" PRId64 ", of the experts %" PRId64
+        "); nearest legal %sorder %s",
+        s->order[0] ? s->order : mapping_order, etp, s->expert, s->tensor, s->context,
+        unequal ? "" : ", laid out on the same side of pp", c->data, c->expert_data, legal, default_order);
+}
+
+static void check_instances(loom__faults *faults, int64_t instances, int64_t replicas, int64_t expert_data) {
+    int64_t common = common_divisor(replicas, expert_data);
+    if (common % instances != 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "num_distributed_optimizer_instances is %" PRId64
+            ": expected a divisor of data x context parallel size %" PRId64
+            " and of the expert data parallel size %" PRId64 "; nearest legal %s",
+            instances, replicas, expert_data, nearest_divisors(common, instances).text);
+}
+
+/* An encoder group of enc_tp ranks serves a run of consecutive decoder pipelines. The run stays within one
+ * data-parallel and context rank only when the runs are equal and consecutive pipelines differ in their tensor rank
+ * alone. */
+static void check_encoder_mixing(loom__faults *faults, const loom__layout_checked *c, int64_t encoder_tensor) {
+    const loom_parallel_sizes *s = &c->sizes;
+    if (encoder_tensor == s->tensor || (c->data == 1 && s->context == 1))
+        return;
+    bool tensor_first = true;
+    for (int i = 0; c->order[i] != LOOM__AXIS_TP; i++)
+        tensor_first &=
+            !(c->order[i] == LOOM__AXIS_DP && c->data > 1) && !(c->order[i] == LOOM__AXIS_CP && s->context > 1);
+    if (tensor_first && s->tensor % encoder_tensor == 0)
+        return;
+    loom__faults_add(faults, LOOM_ERR_CONFIG,
+        "encoder_tensor_model_parallel_size is %" PRId64 " and tensor_model_parallel_size is %" PRId64
+        ": some pipeline would join ranks of different data-parallel or context rank (data parallel size %" PRId64
+        ", context_parallel_size %" PRId64 "); nearest legal encoder_tensor_model_parallel_size %s",
+        encoder_tensor, s->tensor, c->data, s->context,
+        tensor_first ? nearest_divisors(s->tensor, encoder_tensor).text : nearest_pair(0, s->tensor).text);
+}
+
+loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_checked *out) {
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    loom__layout_checked c = {.sizes = *sizes};
+    loom_parallel_sizes *s = &c.sizes;
+
+    int64_t world = check_least(&faults, "world_size", s->world, 1);
+    int64_t tp = check_least(&faults, "tensor_model_parallel_size", s->tensor, 1);
+    int64_t pp = check_least(&faults, "pipeline_model_parallel_size", s->pipeline, 1);
+    int64_t cp = check_least(&faults, "context_parallel_size", s->context, 1);
+    int64_t ep = check_least(&faults, "expert_model_parallel_size", s->expert, 1);
+    int64_t instances = check_least(&faults, "num_distributed_optimizer_instances", s->optimizer_instances, 1);
+    int64_t vpp = check_least(&faults, "virtual_pipeline_model_parallel_size", s->virtual_pipeline, 0);
+    int64_t etp = check_least(&faults, "expert_tensor_parallel_size", s->expert_tensor, 0);
+    int64_t encoder_tp = check_least(&faults, "encoder_tensor_model_parallel_size", s->encoder_tensor, 0);
+    int64_t encoder_pp = check_least(&faults, "encoder_pipeline_model_parallel_size", s->encoder_pipeline, 0);
+    if (s->expert_tensor == 0)
+        etp = tp;
+    if (s->encoder_tensor == 0)
+        encoder_tp = tp;
+
+    check_hierarchical(&faults, s, cp);
+    bool absent[LOOM_LAYOUT_AXES] = {true, true, true, true, true};
+    bool ordered = check_order(&faults, s, c.order, absent);
+
+    if (vpp > 0 && pp == 1)
+        loom__faults_add(&faults, LOOM_ERR_CONFIG,
+            "virtual_pipeline_model_parallel_size is %" PRId64
+            ", but pipeline_model_parallel_size is 1: expected at least 2 pipeline stages, or no virtual ones",
+            vpp);
+    if (tp > 0 && encoder_tp > tp) {
+        loom__faults_add(&faults, LOOM_ERR_CONFIG,
+            "encoder_tensor_model_parallel_size is %" PRId64 ", above tensor_model_parallel_size %" PRId64
+            ": nearest legal %" PRId64,
+            encoder_tp, tp, tp);
+        encoder_tp = 0;
+    }
+    bool encoder = encoder_pp > 0;
+    if (encoder && instances > 1) {
+        loom__faults_add(&faults, LOOM_ERR_UNSUPPORTED,
+            "not supported yet: num_distributed_optimizer_instances %" PRId64
+            " together with encoder ranks; nearest legal 1",
+            instances);
+    }
+
+    int64_t decoder_model = times(times(tp, pp), cp), encoder_model = times(times(encoder_tp, encoder_pp), cp);
+    if (tp > 0 && pp > 0 && cp > 0 && decoder_model == 0)
+        decoder_model = INT64_MAX;
+    if (encoder && encoder_tp > 0 && cp > 0 && encoder_model == 0)
+        encoder_model = INT64_MAX;
+    c.data = check_world(&faults, s, world, decoder_model, encoder_model, encoder);
+    c.encoder_ranks = c.data * encoder_model;
+    c.decoder_ranks = c.data * decoder_model;
+    c.expert_data = check_experts(&faults, c.decoder_ranks, etp, ep, pp);
+
+    if (ordered) {
+        int64_t size[LOOM_LAYOUT_AXES][3] = {
+            {tp, etp, 0}, {cp, 0, 0}, {ep, 0, 0}, {c.data, c.expert_data, 0}, {pp, encoder_pp, 0}};
+        const char *name[LOOM_LAYOUT_AXES][2] = {{"tensor_model_parallel_size", "expert_tensor_parallel_size"},
+            {"context_parallel_size", NULL}, {"expert_model_parallel_size", NULL},
+            {"the data parallel size", "the expert data parallel size"},
+            {"pipeline_model_parallel_size", "encoder_pipeline_model_parallel_size"}};
+        bool complete = true;
+        for (int axis = 0; axis < LOOM_LAYOUT_AXES; axis++) {
+            for (int i = 0; absent[axis] && size[axis][i] > 0; i++) {
+                check_absent(&faults, s, axis_name[axis], name[axis][i], size[axis][i]);
+                complete &= size[axis][i] == 1;
+            }
+        }
+        if (complete && c.data > 0 && c.expert_data > 0)
+            check_expert_pipelines(&faults, &c, absent, etp);
+        if (complete && encoder && c.data > 0 && encoder_tp > 0)
+            check_encoder_mixing(&faults, &c, encoder_tp);
+    }
+    if (instances > 1 && c.data > 0 && c.expert_data > 0)
+        check_instances(&faults, instances, c.data * cp, c.expert_data);
+
+    LOOM_TRY(loom__faults_end(&faults));
+
+    s->expert_tensor = etp;
+    s->encoder_tensor = encoder ? encoder_tp : 0;
+    size_t used = 0;
+    for (int i = 0; i < LOOM_LAYOUT_AXES; i++)
+        used +=
+            (size_t)snprintf(s->order + used, sizeof s->order - used, "%s%s", i > 0 ? "-" : "", axis_name[c.order[i]]);
+    *out = c;
+    return LOOM_OK;
+}
