@@ -1,0 +1,33 @@
+/* What the reader, the writer and the fuzzer of .idx share beyond <megaloom/data.h>. */
+#ifndef FORMAT_INDEXED_H
+#define FORMAT_INDEXED_H
+
+#include <megaloom/data.h>
+
+enum { LOOM__INDEXED_HEADER_BYTES = 34 }; /* magic 9, version 8, dtype code 1, sequences 8, document entries 8 */
+
+extern const char loom__indexed_magic[9];
+
+/* The format's dtype codes; LOOM_DTYPE_COUNT and 0 for none. */
+loom_dtype loom__indexed_dtype_of_code(unsigned code);
+unsigned loom__indexed_code_of_dtype(loom_dtype dtype);
+
+/* Where the parts of a checked .idx lie. */
+typedef struct loom__indexed_view {
+    loom_dtype dtype;
+    size_t size; /* of an element */
+    int64_t sequences, document_entries, tokens;
+    const unsigned char *lengths, *pointers, *documents;
+    const unsigned char *modes; /* NULL = not multimodal */
+} loom__indexed_view;
+
+/* Checks every field of the .idx in memory (borrowed) against itself and a .bin of bin_bytes; `prefix` is for messages.
+ */
+loom_status loom__indexed_check(
+    const char *prefix, const void *idx, size_t idx_bytes, uint64_t bin_bytes, loom__indexed_view *view);
+
+/* Opens a pair in memory, borrowed until the close. */
+loom_status loom__indexed_open_memory(
+    const char *prefix, const void *idx, size_t idx_bytes, const void *bin, size_t bin_bytes, loom_indexed **indexed);
+
+#endif
