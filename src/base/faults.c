@@ -1,6 +1,6 @@
 /* The collector keeps the lines in a fixed buffer that fits the error record, so collecting can never fail itself; what
  * does not fit is counted and said at the end. */
-#include "faults.h"
+#include "base/faults.h"
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>

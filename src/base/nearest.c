@@ -1,6 +1,6 @@
 /* Optimal string alignment with three rolling rows; the allowed distance only shrinks while names are offered, so the
  * first of equally near names wins and the answer depends on the order of the list alone. */
-#include "nearest.h"
+#include "base/nearest.h"
 #include <stddef.h>
 #include <string.h>
 

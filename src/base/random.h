@@ -25,9 +25,7 @@ static inline loom__philox loom__philox4x32(
 }
 
 /* The dropout rule, for all kernels: the element with channel (or key position) c of the row with key (k0, k1) is kept
- * iff word[c & 3] of philox4x32(c>>2, row_lo, row_hi, sample_lo ^ rotl(sample_hi)) is >= threshold, threshold =
- * floor(probability * 2^32). The row key is loom__dropout_key(seed, layer, site). row = position for activations, and
- * position * heads_total... see loom__dropout_row. */
+ * iff word[c & 3] of loom__dropout_words(row, c >> 2) is >= loom__dropout_threshold(probability). */
 typedef struct loom__dropout_row {
     uint32_t k0, k1;     /* the key of the site */
     uint32_t c1, c2, c3; /* the counter words that do not change along the row */

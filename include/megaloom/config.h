@@ -1,0 +1,260 @@
+/* Configurations as plain structs: of the strategy, of its parts, and of a whole run as a run file describes it.
+ *
+ * Field names and defaults are those of FabricMegatronStrategy, Megatron-Core and NeMo. Start from the …_default()
+ * function, change what differs. One field table in the library knows each field's type, range, meaning and whether it
+ * is built yet; it drives the run file's reader, the checks and the printing, so a value that a struct may hold and a
+ * run file may say is checked in the same words.
+ *
+ * Where a Python field may be None, 0 (sizes), 0.0 (rates) or NULL (strings, objects) stands for it. Strings are `const
+ * char *`: static, the caller's, or owned by the loom_run_config they came with. Nothing here is collective; everything
+ * may be called without ranks.
+ *
+ * Checks report every fault at once, one a line, each with the field (and place in the file), what was found, what is
+ * expected and the nearest legal values: LOOM_ERR_CONFIG, or LOOM_ERR_UNSUPPORTED when the only faults are values whose
+ * part is not built yet ("not supported yet: …"). */
+#ifndef MEGALOOM_CONFIG_H
+#define MEGALOOM_CONFIG_H
+
+#include <megaloom/model.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Objects a strategy can be given: structs of functions, in their own headers. */
+struct loom_data_sampler;
+struct loom_accelerator;
+struct loom_cluster_environment;
+struct loom_checkpoint_io;
+struct loom_precision_plugin;
+struct loom_callbacks;
+
+/* Gradient buffers and their reduction: Megatron-Core's DistributedDataParallelConfig. */
+typedef struct loom_ddp_config {
+    bool grad_reduce_in_fp32; /* no difference while parameters are fp32 */
+    bool overlap_grad_reduce; /* buckets are reduced while the backward goes on; same numbers either way */
+    bool overlap_param_gather;
+    bool align_param_gather;
+    bool use_distributed_optimizer;
+    int64_t num_distributed_optimizer_instances;
+    bool check_for_nan_in_grad; /* default true: a NaN or infinity in a reduced bucket is an error that names it */
+    bool check_for_large_grads;
+    int64_t bucket_size; /* elements; 0 = max(40e6, 1e6 * data-parallel size) */
+    bool pad_buckets_for_high_nccl_busbw;
+    bool average_in_collective; /* the mean is taken while reducing, not by scaling before it */
+    bool fp8_param_gather;
+    bool reuse_grad_buf_for_mxfp8_param_ag;
+    bool use_megatron_fsdp;
+    const char *data_parallel_sharding_strategy; /* "no_shard", … */
+    bool gradient_reduce_div_fusion;
+    int64_t suggested_communication_unit_size;
+    bool preserve_fp32_weights;
+    bool keep_fp8_transpose_cache;
+    bool nccl_ub;
+    bool fsdp_double_buffer;
+    bool delay_wgrad_compute;
+} loom_ddp_config;
+LOOM_API loom_ddp_config loom_ddp_config_default(void);
+
+/* The precision plugin's fields. */
+typedef struct loom_precision_config {
+    const char *precision; /* "32"; its spellings "fp32" and "32-true" mean the same */
+    const char *params_dtype;
+    const char *pipeline_dtype;
+    const char *autocast_dtype;
+    bool autocast_enabled;
+    bool grad_reduce_in_fp32;
+    double loss_scale;         /* fixed; 0 = dynamic */
+    double initial_loss_scale; /* 2^32 */
+    double min_loss_scale;
+    int64_t loss_scale_window;
+    int64_t hysteresis;
+    const char *fp8;
+    int64_t fp8_margin;
+    int64_t fp8_amax_history_len;
+    const char *fp8_amax_compute_algo;
+    bool fp8_wgrad;
+    bool fp8_dot_product_attention;
+    bool fp8_multi_head_attention;
+    bool fp8_params; /* the old name of the next one; the two must not contradict each other */
+    bool fp8_param_gather;
+} loom_precision_config;
+LOOM_API loom_precision_config loom_precision_config_default(void);
+LOOM_API loom_status loom_precision_config_check(const loom_precision_config *config);
+
+/* FabricMegatronStrategy's constructor. Objects are borrowed and must outlive the strategy; NULL takes the default one.
+ */
+typedef struct loom_megatron_strategy_config {
+    int64_t tensor_model_parallel_size;
+    int64_t pipeline_model_parallel_size;
+    int64_t virtual_pipeline_model_parallel_size; /* 0 = none */
+    const char *pipeline_model_parallel_comm_backend;
+    int64_t microbatch_group_size_per_vp_stage; /* 0 = pipeline_model_parallel_size */
+    int64_t context_parallel_size;
+    bool sequence_parallel;
+    int64_t expert_model_parallel_size;
+    bool moe_extended_tp;
+    int64_t expert_tensor_parallel_size; /* 0 = tensor_model_parallel_size */
+    int64_t encoder_tensor_model_parallel_size;
+    int64_t encoder_pipeline_model_parallel_size;
+    const struct loom_data_sampler *data_sampler;
+    const struct loom_accelerator *accelerator;
+    const int *parallel_devices; /* device numbers of the local ranks */
+    const struct loom_cluster_environment *cluster_environment;
+    const struct loom_checkpoint_io *checkpoint_io;
+    const struct loom_precision_plugin *precision;
+    const struct loom_callbacks *megatron_callbacks; /* merged into the strategy's own connector */
+    const char *ddp;                                 /* "megatron" (with the fields of ddp_config) or "pytorch" */
+    loom_ddp_config ddp_config;                      /* a DDP configuration is taken as it is */
+    const char *process_group_backend;
+    double timeout; /* seconds a wait may take */
+    const char *start_method;
+    bool no_ddp_communication_hook;
+    bool output_data_idx;
+    const char *pipeline_dtype;
+    bool init_model_parallel;
+    bool use_tp_pp_dp_mapping;
+    int64_t num_distributed_optimizer_instances;
+    const char *nccl_communicator_config_path;
+    double bucket_cap_mb; /* this and the next three: keyword arguments of the PyTorch-style wrapper */
+    bool find_unused_parameters;
+    bool gradient_as_bucket_view;
+    bool static_graph;
+} loom_megatron_strategy_config;
+LOOM_API loom_megatron_strategy_config loom_megatron_strategy_config_default(void);
+/* Checks every field by the table (ranges, names, what is built) and sequence_parallel against the tensor size. */
+LOOM_API loom_status loom_megatron_strategy_config_check(const loom_megatron_strategy_config *config);
+
+/* Megatron-Core's OptimizerConfig. */
+typedef struct loom_optimizer_config {
+    const char *optimizer; /* "adam": AdamW */
+    double lr;             /* must be set: loom_optimizer_config_default() leaves it 0 */
+    double min_lr;
+    double weight_decay; /* of tensors of two or more dimensions */
+    double adam_beta1, adam_beta2, adam_eps;
+    double sgd_momentum;
+    double clip_grad; /* global l2 norm; 0 = no clipping */
+    double decoupled_lr, decoupled_min_lr;
+    bool log_num_zeros_in_grad;
+} loom_optimizer_config;
+LOOM_API loom_optimizer_config loom_optimizer_config_default(void);
+LOOM_API loom_status loom_optimizer_config_check(const loom_optimizer_config *config);
+
+/* The learning rate over the steps.
+ *   "cosine": step t < warmup_steps uses lr*(t+1)/warmup_steps, then half a cosine from lr at t = warmup_steps to
+ * min_lr at the last step. "megatron-constant", "megatron-linear", "megatron-cosine", "megatron-inverse-square-root",
+ * "megatron-WSD": Megatron-Core's OptimizerParamScheduler, whose first step uses init_lr. Counted in steps. */
+typedef struct loom_lr_config {
+    const char *schedule;
+    int64_t warmup_steps;
+    double init_lr;
+    int64_t lr_decay_steps;         /* 0 = the steps of the run */
+    const char *lr_wsd_decay_style; /* "exponential", "linear", "cosine", "minus_sqrt" */
+    int64_t wsd_decay_steps;        /* 0 = none */
+} loom_lr_config;
+LOOM_API loom_lr_config loom_lr_config_default(void);
+LOOM_API loom_status loom_lr_config_check(const loom_lr_config *config);
+
+/* One dataset of a blend. */
+typedef struct loom_data_path {
+    double weight;      /* relative */
+    const char *prefix; /* of .bin and .idx; for kind "fixed" a safetensors file */
+} loom_data_path;
+
+/* Checks every field of a model by the table, without regard to ranks: ranges, names, what is built. */
+LOOM_API loom_status loom_model_config_check(const loom_model_config *config);
+
+typedef struct loom_data_config {
+    const char *kind; /* "gpt": .bin/.idx datasets; "fixed": batches replayed from a safetensors file with tensor
+                         `tokens` [steps, batch, sequence+1]; "mock": a deterministic synthetic stream */
+    const loom_data_path *path;
+    int64_t path_count;
+    const char *split; /* shares of training, validation and test documents, "98,1,1" */
+    const char *tokenizer;
+    int64_t micro_batch_size;  /* samples a rank takes at once */
+    int64_t global_batch_size; /* samples of a step over all ranks; 0 = micro_batch_size * data-parallel size, for kind
+                                  "fixed" the batch of the file */
+    int64_t rampup_batch_size[3]; /* start, increment, samples; all 0 = none */
+    const char *dataloader_type;
+} loom_data_config;
+
+typedef struct loom_validation_config {
+    int64_t every;   /* steps; 0 = never */
+    int64_t batches; /* global batches a time */
+} loom_validation_config;
+
+typedef struct loom_checkpoint_config {
+    int64_t every; /* steps; 0 = never */
+    int64_t keep_last;
+    bool async_save;
+} loom_checkpoint_config;
+
+typedef struct loom_log_config {
+    int64_t every; /* steps */
+    bool tensorboard;
+} loom_log_config;
+
+/* Where the model comes from: a Hugging Face directory, a checkpoint, or the fields of `config`. With `hf`,
+ * loom_run_config_load has read its config.json and `config` holds what it says. */
+typedef struct loom_run_model {
+    const char *hf;
+    const char *from;
+    loom_model_config config; /* as given; derived values may still be 0 */
+} loom_run_model;
+
+/* A whole run. */
+typedef struct loom_run_config {
+    int64_t seed;
+    int64_t ranks;   /* thread ranks where no launcher started us */
+    int64_t threads; /* compute threads a rank; 0 = allowed cores / local ranks */
+    int64_t steps;   /* 0 = not given */
+    const char *output;
+    const char *device;
+    loom_run_model model;
+    loom_megatron_strategy_config strategy;
+    const char *schedule; /* of the pipeline: "1f1b" */
+    loom_precision_config precision;
+    loom_data_config data;
+    loom_optimizer_config optim;
+    loom_lr_config lr; /* in the run file these are fields of `optim`, too */
+    loom_validation_config validation;
+    loom_checkpoint_config checkpoint;
+    loom_log_config log;
+    bool trace;
+    bool profile;
+} loom_run_config;
+
+/* Every field at its default; strings are static. */
+LOOM_API loom_run_config loom_run_config_default(void);
+
+/* Reads a run file (at most 1 MB), then the overrides ("a.b.c=value", the value as YAML), in that order over the
+ * defaults of the file's architecture. path NULL: no file, overrides alone. Types, ranges, names and what is built are
+ * checked here, field by field; what depends on several fields by loom_run_config_check. With model.hf its config.json
+ * is read as well. *config is the caller's: loom_run_config_destroy. LOOM_ERR_IO: the file cannot be read;
+ * LOOM_ERR_FORMAT: it is no YAML. */
+LOOM_API loom_status loom_run_config_load(
+    const char *path, const char *const *overrides, int64_t override_count, loom_run_config **config);
+/* The same from `length` bytes of text, called `name` in messages. No file is read: with model.hf the model's own
+ * fields stay unset. */
+LOOM_API loom_status loom_run_config_from_text(const char *name, const char *text, size_t length,
+    const char *const *overrides, int64_t override_count, loom_run_config **config);
+/* Frees what loading made, strings included; NULL is accepted. Not for a config from loom_run_config_default. */
+LOOM_API void loom_run_config_destroy(loom_run_config *config);
+
+/* Checks the whole for a run on `world_size` ranks (0 = unknown yet: what depends on it is left out): every field by
+ * the table, required fields, the layout (loom_layout_init), the model against the tensor size, batch sizes against the
+ * data-parallel size. Configurations made in code are checked by it just as well. */
+LOOM_API loom_status loom_run_config_check(const loom_run_config *config, int64_t world_size);
+
+/* Receives a piece of text; another status than LOOM_OK ends the printing and is returned. */
+typedef loom_status (*loom_text_function)(void *context, const char *text, size_t length);
+
+/* The configuration as a run file that loads to the same values. */
+LOOM_API loom_status loom_run_config_print(const loom_run_config *config, loom_text_function write, void *context);
+/* The run file of all defaults, with a comment for each field; it loads to loom_run_config_default(). */
+LOOM_API loom_status loom_run_config_print_defaults(loom_text_function write, void *context);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

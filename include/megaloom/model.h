@@ -1,0 +1,114 @@
+/* The configuration of a decoder-only transformer (GPT-2, Llama), by Megatron-Core's field names. */
+#ifndef MEGALOOM_MODEL_H
+#define MEGALOOM_MODEL_H
+
+#include <megaloom/kernels.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum loom_normalization { LOOM_LAYERNORM, LOOM_RMSNORM } loom_normalization;
+typedef enum loom_position_embedding {
+    LOOM_POSITION_LEARNED,
+    LOOM_POSITION_ROPE,
+    LOOM_POSITION_NONE
+} loom_position_embedding;
+typedef enum loom_recompute { LOOM_RECOMPUTE_NONE, LOOM_RECOMPUTE_SELECTIVE, LOOM_RECOMPUTE_FULL } loom_recompute;
+
+enum { LOOM_HIERARCHICAL_CP_LEVELS = 8 };
+
+/* How a model is cut over pipeline and context ranks. Only the defaults are supported yet; other values are refused by
+ * name. */
+typedef struct loom_model_parallel_config {
+    int64_t num_layers_in_first_pipeline_stage; /* 0 = as all others */
+    int64_t num_layers_in_last_pipeline_stage;
+    bool account_for_embedding_in_pipeline_split;
+    bool account_for_loss_in_pipeline_split;
+    const char *pipeline_model_parallel_layout; /* NULL, or e.g. "E|t*3|(tt|)*2L"; borrowed */
+    bool balanced_pipeline_split;               /* 30 layers on 4 stages: 8, 8, 7, 7 */
+    bool variable_seq_lengths;
+    const char *cp_comm_type; /* "p2p" (ring), "all_gather", "a2a", "a2a+p2p" */
+    int64_t hierarchical_context_parallel_sizes[LOOM_HIERARCHICAL_CP_LEVELS]; /* innermost first; 0 ends the list */
+} loom_model_parallel_config;
+
+/* Mixture of experts, by the names of Megatron-Core's TransformerConfig. Only the defaults (no experts) are supported
+ * yet. */
+typedef struct loom_moe_config {
+    int64_t num_moe_experts; /* 0 = a dense model */
+    int64_t moe_ffn_hidden_size;
+    int64_t moe_layer_freq;
+    int64_t moe_router_topk;
+    int64_t moe_router_num_groups;
+    int64_t moe_router_group_topk;
+    int64_t moe_shared_expert_intermediate_size;
+    const char *moe_router_load_balancing_type;
+    const char *moe_router_score_function;
+    const char *moe_router_dtype;
+    const char *moe_token_dispatcher_type;
+    const char *moe_token_drop_policy;
+    double moe_router_topk_scaling_factor; /* 0 = none; so below */
+    double moe_router_bias_update_rate;
+    double moe_aux_loss_coeff;
+    double moe_z_loss_coeff;
+    double moe_input_jitter_eps;
+    double moe_expert_capacity_factor;
+    bool moe_router_pre_softmax;
+    bool moe_router_enable_expert_bias;
+    bool moe_router_force_load_balancing;
+    bool moe_pad_expert_input_to_capacity;
+    bool moe_grouped_gemm;
+    bool moe_shared_expert_overlap;
+    bool moe_permute_fusion;
+    bool moe_apply_probs_on_input;
+    bool moe_layer_recompute;
+    bool moe_per_layer_logging;
+} loom_moe_config;
+
+typedef struct loom_model_config {
+    const char *architecture; /* "gpt2" or "llama": which defaults and Hugging Face names; borrowed */
+    int64_t num_layers;
+    int64_t hidden_size;                  /* h */
+    int64_t ffn_hidden_size;              /* f; 0 = 4h */
+    int64_t num_attention_heads;          /* n */
+    int64_t num_query_groups;             /* g; 0 = n */
+    int64_t kv_channels;                  /* d; 0 = h/n */
+    int64_t seq_length;                   /* s of training */
+    int64_t max_position_embeddings;      /* rows of the learned positions; 0 = seq_length */
+    int64_t vocab_size;                   /* v, unpadded */
+    int64_t make_vocab_size_divisible_by; /* v is padded to a multiple of this times tp */
+    int64_t padded_vocab_size;            /* 0 = computed from the above; otherwise exactly this many rows */
+    loom_normalization normalization;
+    double layernorm_epsilon;
+    loom_activation activation;
+    loom_position_embedding position_embedding_type;
+    double rotary_base;
+    double rotary_percent; /* share of d that is rotated */
+    bool add_bias_linear;  /* biases of proj, fc1, fc2 (and qkv) */
+    bool add_qkv_bias;     /* bias of qkv alone */
+    bool share_embeddings_and_output_weights;
+    int64_t window_size; /* sliding window, 0 = none */
+    double hidden_dropout, attention_dropout;
+    double init_method_std; /* 0.02 */
+    bool use_scaled_init;   /* proj and fc2 get std / sqrt(2 num_layers) */
+    loom_recompute recompute;
+    bool replicate_query_groups;  /* allow tp > g */
+    bool padded_vocab_in_softmax; /* true = exactly Megatron-Core's loss */
+    loom_model_parallel_config parallel;
+    loom_moe_config moe;
+} loom_model_config;
+
+/* The defaults of an architecture ("gpt2": LayerNorm, tanh GeLU, learned positions, biases, tied head; "llama":
+ * RMSNorm, SwiGLU, rotary positions, no biases, untied head); sizes are 0 and must be set. Another name, or NULL, gets
+ * gpt2's defaults and is refused by name where the configuration is used. `architecture` is borrowed. */
+LOOM_API loom_model_config loom_model_config_default(const char *architecture);
+
+/* Floating point operations of the matrix products of one token in training, forward and backward (3 times the
+ * forward), causal attention counted by half, recomputation not counted. All sizes of the configuration must be filled
+ * in. */
+LOOM_API double loom_model_flops_per_token(const loom_model_config *config);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

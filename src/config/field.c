@@ -1,0 +1,462 @@
+/* What can be done with one field: set it from a YAML node, write it, compare it, check it. The type of a field decides
+ * all of it; defaults are written in the table as a run file would write them and go through the same setter, so a
+ * default can never be a value that the reader would not take. */
+#include "config/field.h"
+#include "base/nearest.h"
+#include <inttypes.h>
+#include <locale.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- setting */
+
+static const loom__choice *find_choice(const loom__field *field, const char *name) {
+    for (int i = 0; i < field->choice_count; i++)
+        if (strcmp(field->choices[i].name, name) == 0)
+            return &field->choices[i];
+    return NULL;
+}
+
+static bool set_null(const loom__field *field, loom_run_config *config) {
+    static const size_t bytes[] = {[LOOM__FIELD_INT] = sizeof(int64_t),
+        [LOOM__FIELD_REAL] = sizeof(double),
+        [LOOM__FIELD_BOOL] = sizeof(bool),
+        [LOOM__FIELD_STRING] = sizeof(char *),
+        [LOOM__FIELD_CHOICE] = sizeof(char *),
+        [LOOM__FIELD_ENUM] = sizeof(int),
+        [LOOM__FIELD_INTS] = sizeof(int64_t),
+        [LOOM__FIELD_PATHS] = sizeof(loom_data_path *),
+        [LOOM__FIELD_OBJECT] = sizeof(void *)};
+    if (!field->nullable)
+        return false;
+    memset(loom__field_at(field, config), 0, bytes[field->kind] * (size_t)(field->capacity ? field->capacity : 1));
+    if (field->kind == LOOM__FIELD_PATHS)
+        memset((char *)config + field->count_offset, 0, sizeof(int64_t));
+    return true;
+}
+
+static bool set_ints(
+    const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node, loom_run_config *config) {
+    int64_t values[16] = {0};
+    if (node->kind != LOOM__YAML_SEQUENCE || node->count > field->capacity || node->count == 0)
+        return false;
+    for (int64_t i = 0; i < node->count; i++)
+        if (!loom__yaml_is_int(loom__yaml_at(yaml, node->items[i]), &values[i]) || values[i] < 1)
+            return false;
+    memcpy(loom__field_at(field, config), values, sizeof *values * (size_t)field->capacity);
+    return true;
+}
+
+static bool set_choice(const loom__field *field, const loom__yaml_node *node, loom_run_config *config) {
+    const loom__choice *choice = find_choice(field, node->text);
+    if (!choice)
+        return false;
+    if (field->kind == LOOM__FIELD_CHOICE)
+        *(const char **)loom__field_at(field, config) = choice->means ? choice->means : choice->name;
+    else
+        memcpy(loom__field_at(field, config), &choice->value, sizeof choice->value);
+    return true;
+}
+
+bool loom__field_set(
+    const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node, loom_run_config *config) {
+    if (loom__yaml_is_null(node))
+        return set_null(field, config);
+    if (field->kind == LOOM__FIELD_INTS)
+        return set_ints(field, yaml, node, config);
+    if (node->kind != LOOM__YAML_SCALAR)
+        return false;
+    void *at = loom__field_at(field, config);
+    bool yes;
+    double real;
+    switch (field->kind) {
+    case LOOM__FIELD_INT:
+        return loom__yaml_is_int(node, at);
+    case LOOM__FIELD_REAL:
+        return loom__yaml_is_real(node, at);
+    case LOOM__FIELD_BOOL:
+        return loom__yaml_is_bool(node, at);
+    case LOOM__FIELD_STRING:
+        if (loom__yaml_is_bool(node, &yes) || loom__yaml_is_real(node, &real))
+            return false;
+        *(const char **)at = node->text;
+        return true;
+    case LOOM__FIELD_CHOICE:
+    case LOOM__FIELD_ENUM:
+        return set_choice(field, node, config);
+    case LOOM__FIELD_INTS:
+    case LOOM__FIELD_PATHS:
+    case LOOM__FIELD_OBJECT:
+        break;
+    }
+    return false;
+}
+
+void loom__field_set_default(const loom__field *field, const char *architecture, loom_run_config *config) {
+    bool llama = architecture && strcmp(architecture, "llama") == 0;
+    const char *by_architecture = field->by_architecture[llama];
+    loom__yaml_node preset = {
+        .kind = LOOM__YAML_SCALAR, .plain = true, .text = by_architecture ? by_architecture : field->preset};
+    loom__field_set(field, NULL, &preset, config);
+}
+
+/* ---- writing */
+
+static void write_real(double value, FILE *to) {
+    char text[40];
+    /* The program's locale may want a decimal comma; a run file never does. */
+    locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0), before = uselocale(plain);
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value)
+            break;
+    }
+    uselocale(before);
+    if (plain)
+        freelocale(plain);
+    fputs(text, to);
+}
+
+/* Whether a YAML reader takes the bare text for this very string. */
+static bool is_plain_string(const char *text) {
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    static const char inner[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./+-";
+    const loom__yaml_node node = {.kind = LOOM__YAML_SCALAR, .plain = true, .text = text};
+    bool yes;
+    return (strchr(letters, *text) || *text == '/') && *text && !text[strspn(text, inner)] &&
+           !loom__yaml_is_null(&node) && !loom__yaml_is_bool(&node, &yes);
+}
+
+static void write_string(const char *text, FILE *to) {
+    if (is_plain_string(text)) {
+        fputs(text, to);
+        return;
+    }
+    fputc('"', to);
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c < 0x20 || c == 0x7f)
+            fprintf(to, "\\x%02x", c);
+        else if (c == '"' || c == '\\')
+            fprintf(to, "\\%c", c);
+        else
+            fputc(c, to);
+    }
+    fputc('"', to);
+}
+
+static void write_paths(const loom_data_path *paths, int64_t count, FILE *to) {
+    if (count == 1 && paths[0].weight == 1) {
+        write_string(paths[0].prefix, to);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        fputs(i ? ", " : "[", to);
+        write_real(paths[i].weight, to);
+        fputs(", ", to);
+        write_string(paths[i].prefix, to);
+    }
+    fputc(']', to);
+}
+
+static void write_ints(const int64_t *values, int capacity, FILE *to) {
+    for (int i = 0; i < capacity && values[i]; i++)
+        fprintf(to, "%s%" PRId64, i ? ", " : "[", values[i]);
+    fputc(']', to);
+}
+
+static void write_choice(const loom__field *field, int value, FILE *to) {
+    for (int i = 0; i < field->choice_count; i++)
+        if (field->choices[i].value == value) {
+            fputs(field->choices[i].name, to);
+            return;
+        }
+    fprintf(to, "%d", value);
+}
+
+/* Null where null is how a run file says it. */
+static bool is_null_value(const loom__field *field, const loom_run_config *config) {
+    const void *at = loom__field_at(field, config);
+    switch (field->kind) {
+    case LOOM__FIELD_INT:
+        return field->nullable && *(const int64_t *)at == 0;
+    case LOOM__FIELD_REAL:
+        return field->nullable && *(const double *)at == 0 && !field->by_architecture[0];
+    case LOOM__FIELD_STRING:
+    case LOOM__FIELD_CHOICE:
+    case LOOM__FIELD_OBJECT:
+        return *(const void *const *)at == NULL;
+    case LOOM__FIELD_INTS:
+        return *(const int64_t *)at == 0;
+    case LOOM__FIELD_PATHS:
+        return *(const int64_t *)((const char *)config + field->count_offset) == 0;
+    case LOOM__FIELD_BOOL:
+    case LOOM__FIELD_ENUM:
+        break;
+    }
+    return false;
+}
+
+void loom__field_write(const loom__field *field, const loom_run_config *config, FILE *to) {
+    const void *at = loom__field_at(field, config);
+    int value;
+    if (is_null_value(field, config)) {
+        fputs("null", to);
+        return;
+    }
+    switch (field->kind) {
+    case LOOM__FIELD_INT:
+        fprintf(to, "%" PRId64, *(const int64_t *)at);
+        break;
+    case LOOM__FIELD_REAL:
+        write_real(*(const double *)at, to);
+        break;
+    case LOOM__FIELD_BOOL:
+        fputs(*(const bool *)at ? "true" : "false", to);
+        break;
+    case LOOM__FIELD_STRING:
+    case LOOM__FIELD_CHOICE:
+        write_string(*(const char *const *)at, to);
+        break;
+    case LOOM__FIELD_ENUM:
+        memcpy(&value, at, sizeof value);
+        write_choice(field, value, to);
+        break;
+    case LOOM__FIELD_INTS:
+        write_ints(at, field->capacity, to);
+        break;
+    case LOOM__FIELD_PATHS:
+        write_paths(
+            *(const loom_data_path *const *)at, *(const int64_t *)((const char *)config + field->count_offset), to);
+        break;
+    case LOOM__FIELD_OBJECT:
+        fputs("(object)", to);
+        break;
+    }
+}
+
+void loom__field_text(const loom__field *field, const loom_run_config *config, char *text, size_t bytes) {
+    FILE *to = fmemopen(text, bytes, "w");
+    text[0] = '\0';
+    if (!to)
+        return;
+    loom__field_write(field, config, to);
+    fclose(to);
+    text[bytes - 1] = '\0';
+}
+
+/* ---- what is expected */
+
+static void list_choices(const loom__field *field, bool built_only, FILE *to) {
+    bool first = true;
+    for (int i = 0; i < field->choice_count; i++) {
+        if (field->choices[i].means || (built_only && field->choices[i].not_built))
+            continue;
+        fprintf(to, "%s%s", first ? "" : ", ", field->choices[i].name);
+        first = false;
+    }
+}
+
+static void write_expected(const loom__field *field, FILE *to) {
+    switch (field->kind) {
+    case LOOM__FIELD_INT:
+        fputs("an integer ", to);
+        if (field->high > 0)
+            fprintf(to, "from %.0f to %.0f", field->low, field->high);
+        else
+            fprintf(to, ">= %.0f", field->low);
+        break;
+    case LOOM__FIELD_REAL:
+        fputs("a number ", to);
+        if (field->high == 0) {
+            fputs(field->positive ? "> " : ">= ", to);
+            write_real(field->low, to);
+        } else {
+            fputs(field->positive ? "above " : "from ", to);
+            write_real(field->low, to);
+            fputs(" to ", to);
+            write_real(field->high, to);
+        }
+        break;
+    case LOOM__FIELD_BOOL:
+        fputs("true or false", to);
+        break;
+    case LOOM__FIELD_STRING:
+        fputs("a string", to);
+        break;
+    case LOOM__FIELD_CHOICE:
+    case LOOM__FIELD_ENUM:
+        fputs("one of ", to);
+        list_choices(field, field->choice_count > 8, to);
+        break;
+    case LOOM__FIELD_INTS:
+        fprintf(to, "a list of at most %d integers >= 1", field->capacity);
+        break;
+    case LOOM__FIELD_PATHS:
+        fputs("a prefix, or a list of weights > 0 and prefixes in turn", to);
+        break;
+    case LOOM__FIELD_OBJECT:
+        fputs("nothing: it is an object that only code can set", to);
+        return;
+    }
+    if (field->section_key)
+        fputs(", or a mapping of its fields", to);
+    if (field->nullable)
+        fputs(", or null", to);
+}
+
+void loom__field_expected(const loom__field *field, char *text, size_t bytes) {
+    FILE *to = fmemopen(text, bytes, "w");
+    text[0] = '\0';
+    if (!to)
+        return;
+    write_expected(field, to);
+    fclose(to);
+    text[bytes - 1] = '\0';
+}
+
+/* ---- checking */
+
+bool loom__field_is_default(const loom__field *field, const loom_run_config *config) {
+    loom_run_config standard;
+    memset(&standard, 0, sizeof standard);
+    loom__field_set_default(field, NULL, &standard);
+    const void *at = loom__field_at(field, config), *preset = loom__field_at(field, &standard);
+    switch (field->kind) {
+    case LOOM__FIELD_INT:
+        return *(const int64_t *)at == *(const int64_t *)preset;
+    case LOOM__FIELD_REAL:
+        return *(const double *)at == *(const double *)preset;
+    case LOOM__FIELD_BOOL:
+        return *(const bool *)at == *(const bool *)preset;
+    case LOOM__FIELD_ENUM:
+        return memcmp(at, preset, sizeof(int)) == 0;
+    case LOOM__FIELD_INTS:
+        return memcmp(at, preset, sizeof(int64_t) * (size_t)field->capacity) == 0;
+    case LOOM__FIELD_STRING:
+    case LOOM__FIELD_CHOICE: {
+        const char *a = *(const char *const *)at, *b = *(const char *const *)preset;
+        return a == b || (a && b && strcmp(a, b) == 0);
+    }
+    case LOOM__FIELD_PATHS:
+    case LOOM__FIELD_OBJECT:
+        break;
+    }
+    return is_null_value(field, config);
+}
+
+static bool in_range(const loom__field *field, double value) {
+    double limit = field->kind == LOOM__FIELD_INT ? 0x1p53 : 1e300;
+    return (field->positive ? value > field->low : value >= field->low) &&
+           value <= (field->high > 0 ? field->high : limit);
+}
+
+static const loom__choice *choice_of(const loom__field *field, const void *at) {
+    if (field->kind == LOOM__FIELD_CHOICE)
+        return find_choice(field, *(const char *const *)at);
+    int value;
+    memcpy(&value, at, sizeof value);
+    for (int i = 0; i < field->choice_count; i++)
+        if (field->choices[i].value == value)
+            return &field->choices[i];
+    return NULL;
+}
+
+/* Whether the value has the type's range or one of its names. */
+static bool is_legal(const loom__field *field, const loom_run_config *config) {
+    const void *at = loom__field_at(field, config);
+    if (is_null_value(field, config))
+        return field->nullable;
+    switch (field->kind) {
+    case LOOM__FIELD_INT:
+        return in_range(field, (double)*(const int64_t *)at);
+    case LOOM__FIELD_REAL:
+        return in_range(field, *(const double *)at);
+    case LOOM__FIELD_CHOICE:
+    case LOOM__FIELD_ENUM:
+        return choice_of(field, at) != NULL;
+    case LOOM__FIELD_BOOL:
+    case LOOM__FIELD_STRING:
+    case LOOM__FIELD_INTS:
+    case LOOM__FIELD_PATHS:
+    case LOOM__FIELD_OBJECT:
+        break;
+    }
+    return true;
+}
+
+void loom__field_check(
+    const loom__field *field, const loom_run_config *config, const char *place, loom__faults *faults) {
+    char found[256], text[512];
+    bool chosen = field->kind == LOOM__FIELD_CHOICE || field->kind == LOOM__FIELD_ENUM;
+    if (!is_legal(field, config)) {
+        loom__field_text(field, config, found, sizeof found);
+        loom__field_expected(field, text, sizeof text);
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s%s: found %s, expected %s", place, field->path, found, text);
+        return;
+    }
+    const loom__choice *choice =
+        chosen && !is_null_value(field, config) ? choice_of(field, loom__field_at(field, config)) : NULL;
+    if (choice && choice->not_built) {
+        FILE *to = fmemopen(text, sizeof text, "w");
+        text[0] = '\0';
+        if (to) {
+            list_choices(field, true, to);
+            fclose(to);
+        }
+        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED, "%snot supported yet: %s=%s (%s); what works: %s", place,
+            field->path, choice->name, choice->not_built, text);
+    } else if (field->not_built && !loom__field_is_default(field, config)) {
+        loom__field_text(field, config, found, sizeof found);
+        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED, "%snot supported yet: %s=%s (%s); only %s works", place,
+            field->path, found, field->not_built, field->kind == LOOM__FIELD_OBJECT ? "NULL" : field->preset);
+    }
+}
+
+void loom__fields_check(const loom_run_config *config, const char *prefix, loom__faults *faults) {
+    for (int64_t i = 0; i < loom__field_count; i++)
+        if (strncmp(loom__fields[i].path, prefix, strlen(prefix)) == 0)
+            loom__field_check(&loom__fields[i], config, "", faults);
+}
+
+/* ---- the public defaults */
+
+loom_run_config loom_run_config_default(void) {
+    loom_run_config config;
+    memset(&config, 0, sizeof config);
+    for (int64_t i = 0; i < loom__field_count; i++)
+        loom__field_set_default(&loom__fields[i], NULL, &config);
+    return config;
+}
+
+loom_model_config loom_model_config_default(const char *architecture) {
+    loom_run_config config;
+    memset(&config, 0, sizeof config);
+    for (int64_t i = 0; i < loom__field_count; i++)
+        loom__field_set_default(&loom__fields[i], architecture, &config);
+    config.model.config.architecture = architecture;
+    return config.model.config;
+}
+
+loom_megatron_strategy_config loom_megatron_strategy_config_default(void) {
+    return loom_run_config_default().strategy;
+}
+
+loom_ddp_config loom_ddp_config_default(void) {
+    return loom_run_config_default().strategy.ddp_config;
+}
+
+loom_precision_config loom_precision_config_default(void) {
+    return loom_run_config_default().precision;
+}
+
+loom_lr_config loom_lr_config_default(void) {
+    return loom_run_config_default().lr;
+}
+
+loom_optimizer_config loom_optimizer_config_default(void) {
+    loom_optimizer_config config = loom_run_config_default().optim;
+    config.lr = 0;
+    return config;
+}

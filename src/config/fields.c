@@ -1,0 +1,412 @@
+/* The table. A line says everything about a field: a new feature becomes usable by changing its line here, and nothing
+ * else in this room. Sections stand together, in the order in which the run file is printed. */
+#include "config/field.h"
+#include <string.h>
+
+#define AT(member) offsetof(loom_run_config, member)
+#define INT(name, member, text, ...)                                                                                   \
+    { .path = (name), .kind = LOOM__FIELD_INT, .offset = AT(member), .preset = (text), __VA_ARGS__ }
+#define REAL(name, member, text, ...)                                                                                  \
+    { .path = (name), .kind = LOOM__FIELD_REAL, .offset = AT(member), .preset = (text), __VA_ARGS__ }
+#define BOOL(name, member, text, ...)                                                                                  \
+    { .path = (name), .kind = LOOM__FIELD_BOOL, .offset = AT(member), .preset = (text), __VA_ARGS__ }
+#define STRING(name, member, text, ...)                                                                                \
+    { .path = (name), .kind = LOOM__FIELD_STRING, .offset = AT(member), .preset = (text), __VA_ARGS__ }
+#define CHOICE(name, member, text, list, ...)                                                                          \
+    {                                                                                                                  \
+        .path = (name), .kind = LOOM__FIELD_CHOICE, .offset = AT(member), .preset = (text), .choices = (list),         \
+        .choice_count = sizeof(list) / sizeof *(list), __VA_ARGS__                                                     \
+    }
+#define ENUM(name, member, list, ...)                                                                                  \
+    {                                                                                                                  \
+        .path = (name), .kind = LOOM__FIELD_ENUM, .offset = AT(member), .choices = (list),                             \
+        .choice_count = sizeof(list) / sizeof *(list), __VA_ARGS__                                                     \
+    }
+#define INTS(name, member, size, ...)                                                                                  \
+    {                                                                                                                  \
+        .path = (name), .kind = LOOM__FIELD_INTS, .offset = AT(member), .preset = "null", .nullable = true, .low = 1,  \
+        .capacity = (size), __VA_ARGS__                                                                                \
+    }
+#define OBJECT(name, member, ...)                                                                                      \
+    {                                                                                                                  \
+        .path = (name), .kind = LOOM__FIELD_OBJECT, .offset = AT(member), .preset = "null", .nullable = true,          \
+        __VA_ARGS__                                                                                                    \
+    }
+
+#define MODEL(name, member) "model." name, model.config.member
+#define SPLIT(name) "model." #name, model.config.parallel.name
+#define MOE(name) "model." #name, model.config.moe.name
+#define STRATEGY(name) "strategy." #name, strategy.name
+#define DDP(name) "strategy.ddp." #name, strategy.ddp_config.name
+#define PRECISION(name) "precision." #name, precision.name
+#define DATA(name) "data." #name, data.name
+#define OPTIM(name) "optim." #name, optim.name
+#define LR(name) "optim." #name, lr.name
+#define EXPAND(macro, ...) macro(__VA_ARGS__)
+
+#define NONE_YET(what) .not_built = (what)
+#define NULLABLE .nullable = true
+#define FROM(least) .low = (least)
+#define ABOVE(least) .low = (least), .positive = true
+#define DOC(text) .doc = (text)
+#define OF_HF .of_hf = true
+
+static const loom__choice devices[] = {{.name = "cpu"}, {.name = "cuda", .not_built = "GPU kernels"}};
+static const loom__choice pipelines[] = {{.name = "1f1b"}, {.name = "zero-bubble", .not_built = "pipeline schedules"}};
+
+static const loom__choice architectures[] = {{.name = "gpt2"}, {.name = "llama"},
+    {.name = "mistral", .not_built = "the architecture"}, {.name = "mixtral", .not_built = "the architecture"},
+    {.name = "qwen2", .not_built = "the architecture"}, {.name = "qwen3", .not_built = "the architecture"},
+    {.name = "gemma", .not_built = "the architecture"}, {.name = "t5", .not_built = "the architecture"}};
+static const loom__choice normalizations[] = {
+    {.name = "layernorm", .value = LOOM_LAYERNORM}, {.name = "rmsnorm", .value = LOOM_RMSNORM}};
+static const loom__choice activations[] = {{.name = "gelu_tanh", .value = LOOM_GELU_TANH},
+    {.name = "gelu_erf", .value = LOOM_GELU_ERF}, {.name = "swiglu", .value = LOOM_SWIGLU},
+    {.name = "geglu", .value = LOOM_GEGLU}, {.name = "geglu_erf", .value = LOOM_GEGLU_ERF},
+    {.name = "gelu", .value = LOOM_GELU_ERF, .means = "gelu_erf"},
+    {.name = "gelu_new", .value = LOOM_GELU_TANH, .means = "gelu_tanh"}};
+static const loom__choice positions[] = {{.name = "learned", .value = LOOM_POSITION_LEARNED},
+    {.name = "rope", .value = LOOM_POSITION_ROPE}, {.name = "none", .value = LOOM_POSITION_NONE},
+    {.name = "learned_absolute", .value = LOOM_POSITION_LEARNED, .means = "learned"}};
+static const loom__choice recomputations[] = {{.name = "none", .value = LOOM_RECOMPUTE_NONE},
+    {.name = "selective", .value = LOOM_RECOMPUTE_SELECTIVE}, {.name = "full", .value = LOOM_RECOMPUTE_FULL}};
+
+static const loom__choice wrappers[] = {
+    {.name = "megatron"}, {.name = "pytorch", .not_built = "the PyTorch-style wrapper"}};
+static const loom__choice starts[] = {{.name = "popen"}, {.name = "spawn", .not_built = "the launcher"},
+    {.name = "fork", .not_built = "the launcher"}, {.name = "forkserver", .not_built = "the launcher"}};
+
+static const loom__choice precisions[] = {{.name = "32"}, {.name = "fp32", .means = "32"},
+    {.name = "32-true", .means = "32"}, {.name = "bf16-mixed", .not_built = "mixed precision"},
+    {.name = "bf16", .means = "bf16-mixed", .not_built = "mixed precision"},
+    {.name = "16-mixed", .not_built = "mixed precision"},
+    {.name = "16", .means = "16-mixed", .not_built = "mixed precision"},
+    {.name = "fp16", .means = "16-mixed", .not_built = "mixed precision"}};
+
+static const loom__choice data_kinds[] = {
+    {.name = "gpt"}, {.name = "fixed"}, {.name = "mock"}, {.name = "finetune", .not_built = "fine-tuning datasets"}};
+static const loom__choice tokenizers[] = {{.name = "byte"}};
+static const loom__choice samplers[] = {{.name = "single"}, {.name = "cyclic", .not_built = "the sampler"},
+    {.name = "batch", .not_built = "the sampler"}, {.name = "random_batch", .not_built = "the sampler"}};
+
+static const loom__choice optimizers[] = {{.name = "adam"}, {.name = "sgd", .not_built = "the optimizer"}};
+static const char policy[] = "NeMo's learning-rate policies";
+static const loom__choice schedules[] = {{.name = "cosine"}, {.name = "megatron-constant"}, {.name = "megatron-linear"},
+    {.name = "megatron-cosine"}, {.name = "megatron-inverse-square-root"}, {.name = "megatron-WSD"},
+    {.name = "CosineAnnealing", .not_built = policy}, {.name = "WarmupAnnealing", .not_built = policy},
+    {.name = "WarmupPolicy", .not_built = policy}, {.name = "WarmupHoldPolicy", .not_built = policy},
+    {.name = "SquareAnnealing", .not_built = policy}, {.name = "SquareRootAnnealing", .not_built = policy},
+    {.name = "NoamAnnealing", .not_built = policy}, {.name = "NoamHoldAnnealing", .not_built = policy},
+    {.name = "InverseSquareRootAnnealing", .not_built = policy},
+    {.name = "T5InverseSquareRootAnnealing", .not_built = policy},
+    {.name = "PolynomialDecayAnnealing", .not_built = policy},
+    {.name = "PolynomialHoldDecayAnnealing", .not_built = policy}};
+static const loom__choice wsd_styles[] = {
+    {.name = "exponential"}, {.name = "linear"}, {.name = "cosine"}, {.name = "minus_sqrt"}};
+
+static const char pipeline[] = "pipeline parallelism", context[] = "context parallelism",
+                  experts[] = "mixture of experts", mixed[] = "mixed precision",
+                  fsdp[] = "fully sharded data parallelism", sharded[] = "the distributed optimizer",
+                  pytorch[] = "the PyTorch-style wrapper", encoder[] = "encoder-decoder models",
+                  saving[] = "saving checkpoints", backends[] = "backend choice";
+
+const loom__field loom__fields[] = {
+    INT("seed", seed, "1234", DOC("of initial weights, dropout and data order")),
+    INT("ranks", ranks, "1", FROM(1), .high = 65536,
+        DOC("thread ranks where no launcher started us; ignored under MPI, where the launcher decides")),
+    INT("threads", threads, "null", NULLABLE, FROM(1), .high = 4096,
+        DOC("compute threads a rank; null: allowed cores / local ranks")),
+    INT("steps", steps, "null", NULLABLE, FROM(1), DOC("training steps; must be given to train")),
+    STRING("output", output, "runs/run", DOC("folder of metrics.jsonl and all else a run writes")),
+    CHOICE("device", device, "cpu", devices, DOC("where tensors live")),
+
+    STRING("model.hf", model.hf, "null", NULLABLE,
+        DOC("Hugging Face directory: its config.json and weights decide the fields marked (hf)")),
+    STRING("model.from", model.from, "null", NULLABLE, NONE_YET("starting from a checkpoint"),
+        DOC("checkpoint to start from")),
+    CHOICE("model.architecture", model.config.architecture, "null", architectures, NULLABLE, OF_HF,
+        DOC("(hf) must be given without hf; decides the defaults written as null below")),
+    INT("model.num_layers", model.config.num_layers, "null", NULLABLE, FROM(1), OF_HF,
+        DOC("(hf) must be given without hf")),
+    INT("model.hidden_size", model.config.hidden_size, "null", NULLABLE, FROM(1), OF_HF,
+        DOC("(hf) h; must be given without hf")),
+    INT("model.ffn_hidden_size", model.config.ffn_hidden_size, "null", NULLABLE, FROM(1), OF_HF,
+        DOC("(hf) f; null: 4h")),
+    INT("model.num_attention_heads", model.config.num_attention_heads, "null", NULLABLE, FROM(1), OF_HF,
+        DOC("(hf) n; must be given without hf")),
+    INT("model.num_query_groups", model.config.num_query_groups, "null", NULLABLE, FROM(1), OF_HF,
+        DOC("(hf) g, divides n; null: n")),
+    INT("model.kv_channels", model.config.kv_channels, "null", NULLABLE, FROM(1), OF_HF,
+        DOC("(hf) d, channels of a head; null: h/n")),
+    INT("model.seq_length", model.config.seq_length, "null", NULLABLE, FROM(1),
+        DOC("s, tokens of a sample; must be given without hf; null with hf: the positions of the model")),
+    INT("model.max_position_embeddings", model.config.max_position_embeddings, "null", NULLABLE, FROM(1), OF_HF,
+        DOC("(hf) rows of the learned positions; null: seq_length")),
+    INT("model.vocab_size", model.config.vocab_size, "null", NULLABLE, FROM(1), OF_HF,
+        DOC("(hf) v; null: from the tokenizer")),
+    INT("model.make_vocab_size_divisible_by", model.config.make_vocab_size_divisible_by, "128", FROM(1),
+        DOC("vocabulary rows are padded to a multiple of this times the tensor size")),
+    INT("model.padded_vocab_size", model.config.padded_vocab_size, "null", NULLABLE, FROM(1),
+        DOC("exactly this many vocabulary rows; null: from the field above")),
+    ENUM("model.normalization", model.config.normalization, normalizations, .preset = "null",
+        .by_architecture = {"layernorm", "rmsnorm"}, NULLABLE, OF_HF, DOC("(hf) layernorm, rmsnorm")),
+    REAL("model.layernorm_epsilon", model.config.layernorm_epsilon, "null", .by_architecture = {"1.0e-5", "1.0e-5"},
+        NULLABLE, ABOVE(0), OF_HF, DOC("(hf) added to the variance")),
+    ENUM("model.activation", model.config.activation, activations, .preset = "null",
+        .by_architecture = {"gelu_tanh", "swiglu"}, NULLABLE, OF_HF,
+        DOC("(hf) gelu_tanh, gelu_erf, swiglu, geglu, geglu_erf")),
+    ENUM("model.position_embedding_type", model.config.position_embedding_type, positions, .preset = "null",
+        .by_architecture = {"learned", "rope"}, NULLABLE, OF_HF, DOC("(hf) learned, rope, none")),
+    REAL("model.rotary_base", model.config.rotary_base, "10000", ABOVE(0), OF_HF, DOC("(hf) of rotary positions")),
+    REAL("model.rotary_percent", model.config.rotary_percent, "1.0", FROM(0), .high = 1, OF_HF,
+        DOC("(hf) share of a head's channels that is rotated")),
+    BOOL("model.add_bias_linear", model.config.add_bias_linear, "null", .by_architecture = {"true", "false"}, NULLABLE,
+        OF_HF, DOC("(hf) biases of all linear layers")),
+    BOOL("model.add_qkv_bias", model.config.add_qkv_bias, "null", .by_architecture = {"true", "false"}, NULLABLE, OF_HF,
+        DOC("(hf) bias of the query, key and value projection")),
+    BOOL("model.share_embeddings_and_output_weights", model.config.share_embeddings_and_output_weights, "null",
+        .by_architecture = {"true", "false"}, NULLABLE, OF_HF, DOC("(hf) tied head")),
+    INT("model.window_size", model.config.window_size, "null", NULLABLE, FROM(1), OF_HF,
+        DOC("(hf) sliding window, positions seen; null: all")),
+    REAL("model.hidden_dropout", model.config.hidden_dropout, "0.0", FROM(0), .high = 0.999999,
+        DOC("on embeddings and residual branches; from hf unless given")),
+    REAL("model.attention_dropout", model.config.attention_dropout, "0.0", FROM(0), .high = 0.999999,
+        DOC("on attention probabilities; from hf unless given")),
+    REAL("model.init_method_std", model.config.init_method_std, "0.02", FROM(0), OF_HF, DOC("(hf) of initial weights")),
+    BOOL("model.use_scaled_init", model.config.use_scaled_init, "true",
+        DOC("residual projections start with std / sqrt(2 num_layers)")),
+    ENUM("model.recompute", model.config.recompute, recomputations, .preset = "none",
+        DOC("activations made again in the backward: none, selective (attention), full (layers)")),
+    BOOL("model.replicate_query_groups", model.config.replicate_query_groups, "false",
+        DOC("allow a tensor size above the number of query groups")),
+    BOOL("model.padded_vocab_in_softmax", model.config.padded_vocab_in_softmax, "false",
+        DOC("true: padded vocabulary rows take part in the loss, exactly as in Megatron-Core")),
+    EXPAND(INT, SPLIT(num_layers_in_first_pipeline_stage), "null", NULLABLE, FROM(1), NONE_YET(pipeline),
+        DOC("layers of the first stage where they differ")),
+    EXPAND(INT, SPLIT(num_layers_in_last_pipeline_stage), "null", NULLABLE, FROM(1), NONE_YET(pipeline),
+        DOC("layers of the last stage where they differ")),
+    EXPAND(BOOL, SPLIT(account_for_embedding_in_pipeline_split), "false", NONE_YET(pipeline),
+        DOC("the embedding counts as a layer")),
+    EXPAND(BOOL, SPLIT(account_for_loss_in_pipeline_split), "false", NONE_YET(pipeline),
+        DOC("the head counts as a layer")),
+    EXPAND(STRING, SPLIT(pipeline_model_parallel_layout), "null", NULLABLE, NONE_YET(pipeline),
+        DOC("stages written out, e.g. \"E|t*3|(tt|)*2L\"")),
+    EXPAND(BOOL, SPLIT(balanced_pipeline_split), "false", NONE_YET(pipeline), DOC("30 layers on 4 stages: 8,8,7,7")),
+    EXPAND(BOOL, SPLIT(variable_seq_lengths), "false", NONE_YET(pipeline), DOC("microbatches may differ in length")),
+    EXPAND(STRING, SPLIT(cp_comm_type), "p2p", NONE_YET(context), DOC("p2p (ring), all_gather, a2a, a2a+p2p")),
+    EXPAND(INTS, SPLIT(hierarchical_context_parallel_sizes), LOOM_HIERARCHICAL_CP_LEVELS, NONE_YET(context),
+        DOC("innermost level first")),
+    EXPAND(INT, MOE(num_moe_experts), "null", NULLABLE, FROM(1), NONE_YET(experts), DOC("experts a layer")),
+    EXPAND(INT, MOE(moe_ffn_hidden_size), "null", NULLABLE, FROM(1), NONE_YET(experts), DOC("of an expert")),
+    EXPAND(INT, MOE(moe_layer_freq), "1", FROM(1), NONE_YET(experts), DOC("every how many layers has experts")),
+    EXPAND(INT, MOE(moe_router_topk), "2", FROM(1), NONE_YET(experts), DOC("experts a token")),
+    EXPAND(INT, MOE(moe_router_num_groups), "null", NULLABLE, FROM(1), NONE_YET(experts), DOC("groups of experts")),
+    EXPAND(INT, MOE(moe_router_group_topk), "null", NULLABLE, FROM(1), NONE_YET(experts), DOC("groups a token")),
+    EXPAND(INT, MOE(moe_shared_expert_intermediate_size), "null", NULLABLE, FROM(1), NONE_YET(experts),
+        DOC("width of the shared expert")),
+    EXPAND(STRING, MOE(moe_router_load_balancing_type), "aux_loss", NONE_YET(experts),
+        DOC("aux_loss, seq_aux_loss, sinkhorn, none")),
+    EXPAND(STRING, MOE(moe_router_score_function), "softmax", NONE_YET(experts), DOC("softmax, sigmoid")),
+    EXPAND(STRING, MOE(moe_router_dtype), "null", NULLABLE, NONE_YET(experts), DOC("of routing")),
+    EXPAND(STRING, MOE(moe_token_dispatcher_type), "allgather", NONE_YET(experts), DOC("allgather, alltoall")),
+    EXPAND(STRING, MOE(moe_token_drop_policy), "probs", NONE_YET(experts), DOC("probs, position")),
+    EXPAND(REAL, MOE(moe_router_topk_scaling_factor), "null", NULLABLE, ABOVE(0), NONE_YET(experts),
+        DOC("of routing weights")),
+    EXPAND(REAL, MOE(moe_router_bias_update_rate), "1.0e-3", FROM(0), NONE_YET(experts), DOC("of expert biases")),
+    EXPAND(REAL, MOE(moe_aux_loss_coeff), "0.0", FROM(0), NONE_YET(experts), DOC("of the load-balancing loss")),
+    EXPAND(REAL, MOE(moe_z_loss_coeff), "null", NULLABLE, FROM(0), NONE_YET(experts), DOC("of the router's z loss")),
+    EXPAND(REAL, MOE(moe_input_jitter_eps), "null", NULLABLE, FROM(0), NONE_YET(experts), DOC("noise on router input")),
+    EXPAND(REAL, MOE(moe_expert_capacity_factor), "null", NULLABLE, ABOVE(0), NONE_YET(experts),
+        DOC("tokens an expert takes, over the even share")),
+    EXPAND(BOOL, MOE(moe_router_pre_softmax), "false", NONE_YET(experts), DOC("softmax before the choice")),
+    EXPAND(BOOL, MOE(moe_router_enable_expert_bias), "false", NONE_YET(experts), DOC("balance without a loss")),
+    EXPAND(BOOL, MOE(moe_router_force_load_balancing), "false", NONE_YET(experts), DOC("random routing, for timing")),
+    EXPAND(BOOL, MOE(moe_pad_expert_input_to_capacity), "false", NONE_YET(experts), DOC("equal work for all experts")),
+    EXPAND(BOOL, MOE(moe_grouped_gemm), "false", NONE_YET(experts), DOC("experts in one product")),
+    EXPAND(BOOL, MOE(moe_shared_expert_overlap), "false", NONE_YET(experts), DOC("shared expert beside dispatch")),
+    EXPAND(BOOL, MOE(moe_permute_fusion), "false", NONE_YET(experts), DOC("fused token permutation")),
+    EXPAND(BOOL, MOE(moe_apply_probs_on_input), "false", NONE_YET(experts), DOC("weights before the expert")),
+    EXPAND(BOOL, MOE(moe_layer_recompute), "false", NONE_YET(experts), DOC("recompute expert layers")),
+    EXPAND(BOOL, MOE(moe_per_layer_logging), "false", NONE_YET(experts), DOC("router numbers of each layer")),
+
+    EXPAND(INT, STRATEGY(tensor_model_parallel_size), "1", FROM(1), DOC("ranks that share each layer")),
+    EXPAND(INT, STRATEGY(pipeline_model_parallel_size), "1", FROM(1), NONE_YET(pipeline), DOC("stages")),
+    EXPAND(INT, STRATEGY(virtual_pipeline_model_parallel_size), "null", NULLABLE, FROM(1), NONE_YET(pipeline),
+        DOC("chunks a rank")),
+    EXPAND(STRING, STRATEGY(pipeline_model_parallel_comm_backend), "null", NULLABLE, NONE_YET(backends),
+        DOC("backend of the stages' sends")),
+    EXPAND(INT, STRATEGY(microbatch_group_size_per_vp_stage), "null", NULLABLE, FROM(1), NONE_YET(pipeline),
+        DOC("null: the pipeline size")),
+    EXPAND(INT, STRATEGY(context_parallel_size), "1", FROM(1), NONE_YET(context), DOC("ranks that share a sequence")),
+    EXPAND(BOOL, STRATEGY(sequence_parallel), "false",
+        DOC("norms and dropout on s/tp rows a rank; needs a tensor size above 1")),
+    EXPAND(INT, STRATEGY(expert_model_parallel_size), "1", FROM(1), NONE_YET(experts), DOC("ranks that share experts")),
+    EXPAND(BOOL, STRATEGY(moe_extended_tp), "false", NONE_YET(experts), DOC("experts cut like other layers")),
+    EXPAND(INT, STRATEGY(expert_tensor_parallel_size), "null", NULLABLE, FROM(1), NONE_YET(experts),
+        DOC("null: the tensor size")),
+    EXPAND(INT, STRATEGY(encoder_tensor_model_parallel_size), "0", NONE_YET(encoder), DOC("of an encoder")),
+    EXPAND(INT, STRATEGY(encoder_pipeline_model_parallel_size), "0", NONE_YET(encoder), DOC("of an encoder")),
+    EXPAND(OBJECT, STRATEGY(data_sampler), DOC("object")),
+    EXPAND(OBJECT, STRATEGY(accelerator), DOC("object")),
+    EXPAND(OBJECT, STRATEGY(parallel_devices), NONE_YET("a choice of devices"), DOC("object")),
+    EXPAND(OBJECT, STRATEGY(cluster_environment), DOC("object")),
+    EXPAND(OBJECT, STRATEGY(checkpoint_io), DOC("object")),
+    EXPAND(OBJECT, STRATEGY(precision), DOC("object; the run file's precision stands outside the strategy")),
+    EXPAND(OBJECT, STRATEGY(megatron_callbacks), DOC("object")),
+    CHOICE("strategy.ddp", strategy.ddp, "megatron", wrappers, .section_key = "",
+        DOC("megatron, pytorch, or a mapping of DDP fields")),
+    EXPAND(BOOL, DDP(grad_reduce_in_fp32), "false", DOC("no difference while parameters are fp32")),
+    EXPAND(BOOL, DDP(overlap_grad_reduce), "false", DOC("reduce buckets while the backward goes on")),
+    EXPAND(BOOL, DDP(overlap_param_gather), "false", NONE_YET(sharded), DOC("gather parameters during the forward")),
+    EXPAND(BOOL, DDP(align_param_gather), "false", NONE_YET(sharded), DOC("all stages gather at once")),
+    EXPAND(BOOL, DDP(use_distributed_optimizer), "false", NONE_YET(sharded), DOC("shard optimizer state")),
+    EXPAND(
+        INT, DDP(num_distributed_optimizer_instances), "1", FROM(1), NONE_YET(sharded), DOC("replicas of the shards")),
+    EXPAND(BOOL, DDP(check_for_nan_in_grad), "true", DOC("a NaN or infinity in a gradient is an error")),
+    EXPAND(BOOL, DDP(check_for_large_grads), "false", NONE_YET("the check for large gradients"),
+        DOC("warn about gradients far above usual")),
+    EXPAND(INT, DDP(bucket_size), "null", NULLABLE, FROM(1), DOC("elements; null: max(40e6, 1e6 data-parallel ranks)")),
+    EXPAND(BOOL, DDP(pad_buckets_for_high_nccl_busbw), "false", NONE_YET(sharded), DOC("bucket sizes of many 2s")),
+    EXPAND(BOOL, DDP(average_in_collective), "false", DOC("take the mean while reducing")),
+    EXPAND(BOOL, DDP(fp8_param_gather), "false", NONE_YET("fp8"), DOC("gather parameters in fp8")),
+    EXPAND(BOOL, DDP(reuse_grad_buf_for_mxfp8_param_ag), "false", NONE_YET("fp8"),
+        DOC("save memory with mxfp8 parameters")),
+    EXPAND(BOOL, DDP(use_megatron_fsdp), "false", NONE_YET(fsdp), DOC("shard parameters as well")),
+    EXPAND(STRING, DDP(data_parallel_sharding_strategy), "no_shard", NONE_YET(fsdp), DOC("what FSDP shards")),
+    EXPAND(BOOL, DDP(gradient_reduce_div_fusion), "true", NONE_YET(fsdp), DOC("FSDP: divide while reducing")),
+    EXPAND(INT, DDP(suggested_communication_unit_size), "null", NULLABLE, FROM(1), NONE_YET(fsdp),
+        DOC("FSDP: elements a transfer")),
+    EXPAND(BOOL, DDP(preserve_fp32_weights), "true", NONE_YET(fsdp), DOC("FSDP: keep fp32 masters")),
+    EXPAND(BOOL, DDP(keep_fp8_transpose_cache), "false", NONE_YET("fp8"), DOC("FSDP: keep transposed fp8 weights")),
+    EXPAND(BOOL, DDP(nccl_ub), "false", NONE_YET("NCCL"), DOC("NCCL user buffers")),
+    EXPAND(BOOL, DDP(fsdp_double_buffer), "false", NONE_YET(fsdp), DOC("FSDP: two buffers in turn")),
+    EXPAND(BOOL, DDP(delay_wgrad_compute), "false", NONE_YET(pipeline), DOC("weight gradients later, during sends")),
+    EXPAND(STRING, STRATEGY(process_group_backend), "null", NULLABLE, NONE_YET(backends), DOC("null: by the launcher")),
+    EXPAND(REAL, STRATEGY(timeout), "1800", ABOVE(0), DOC("seconds a wait may take")),
+    EXPAND(CHOICE, STRATEGY(start_method), "popen", starts, DOC("how ranks are started; thread ranks need no start")),
+    EXPAND(BOOL, STRATEGY(no_ddp_communication_hook), "true", DOC("only ddp pytorch has such a hook")),
+    EXPAND(BOOL, STRATEGY(output_data_idx), "false", NONE_YET("batch indices from the loader"),
+        DOC("items are (batch, batch index, loader index)")),
+    EXPAND(STRING, STRATEGY(pipeline_dtype), "null", NULLABLE, NONE_YET(pipeline), DOC("of activations sent")),
+    EXPAND(BOOL, STRATEGY(init_model_parallel), "true", NONE_YET("models that are set up by hand"),
+        DOC("prepare the model for parallel ranks")),
+    EXPAND(BOOL, STRATEGY(use_tp_pp_dp_mapping), "false", DOC("rank order tp-cp-ep-pp-dp in place of tp-cp-ep-dp-pp")),
+    EXPAND(INT, STRATEGY(num_distributed_optimizer_instances), "1", FROM(1), NONE_YET(sharded),
+        DOC("replicas of the optimizer's shards")),
+    EXPAND(STRING, STRATEGY(nccl_communicator_config_path), "null", NULLABLE, NONE_YET("NCCL"),
+        DOC("YAML file of NCCL settings")),
+    EXPAND(REAL, STRATEGY(bucket_cap_mb), "null", NULLABLE, ABOVE(0), NONE_YET(pytorch), DOC("of ddp pytorch")),
+    EXPAND(BOOL, STRATEGY(find_unused_parameters), "false", NONE_YET(pytorch), DOC("of ddp pytorch")),
+    EXPAND(BOOL, STRATEGY(gradient_as_bucket_view), "false", NONE_YET(pytorch), DOC("of ddp pytorch")),
+    EXPAND(BOOL, STRATEGY(static_graph), "false", NONE_YET(pytorch), DOC("of ddp pytorch")),
+
+    CHOICE("schedule", schedule, "1f1b", pipelines, DOC("of the pipeline: 1f1b, zero-bubble")),
+
+    CHOICE("precision", precision.precision, "32", precisions, .section_key = "precision",
+        DOC("32, bf16-mixed, 16-mixed, or a mapping of the precision plugin's fields")),
+    EXPAND(STRING, PRECISION(params_dtype), "fp32", NONE_YET(mixed), DOC("of parameters")),
+    EXPAND(STRING, PRECISION(pipeline_dtype), "null", NULLABLE, NONE_YET(mixed), DOC("of activations sent")),
+    EXPAND(STRING, PRECISION(autocast_dtype), "null", NULLABLE, NONE_YET(mixed), DOC("of products")),
+    EXPAND(BOOL, PRECISION(autocast_enabled), "false", NONE_YET(mixed), DOC("cast inputs of products")),
+    EXPAND(BOOL, PRECISION(grad_reduce_in_fp32), "true", DOC("no difference while parameters are fp32")),
+    EXPAND(REAL, PRECISION(loss_scale), "null", NULLABLE, ABOVE(0), NONE_YET(mixed), DOC("fixed; null: dynamic")),
+    EXPAND(REAL, PRECISION(initial_loss_scale), "4294967296", ABOVE(0), NONE_YET(mixed),
+        DOC("first dynamic loss scale, 2^32")),
+    EXPAND(REAL, PRECISION(min_loss_scale), "1.0", ABOVE(0), NONE_YET(mixed), DOC("lowest dynamic loss scale")),
+    EXPAND(INT, PRECISION(loss_scale_window), "1000", FROM(1), NONE_YET(mixed), DOC("good steps before it grows")),
+    EXPAND(INT, PRECISION(hysteresis), "2", FROM(1), NONE_YET(mixed), DOC("bad steps before it shrinks")),
+    EXPAND(STRING, PRECISION(fp8), "null", NULLABLE, NONE_YET("fp8"), DOC("e4m3, hybrid")),
+    EXPAND(INT, PRECISION(fp8_margin), "0", NONE_YET("fp8"), DOC("of the scaling factor")),
+    EXPAND(INT, PRECISION(fp8_amax_history_len), "1", FROM(1), NONE_YET("fp8"), DOC("steps of maxima kept")),
+    EXPAND(STRING, PRECISION(fp8_amax_compute_algo), "most_recent", NONE_YET("fp8"), DOC("most_recent, max")),
+    EXPAND(BOOL, PRECISION(fp8_wgrad), "true", NONE_YET("fp8"), DOC("weight gradients in fp8")),
+    EXPAND(BOOL, PRECISION(fp8_dot_product_attention), "false", NONE_YET("fp8"), DOC("attention in fp8")),
+    EXPAND(BOOL, PRECISION(fp8_multi_head_attention), "false", NONE_YET("fp8"),
+        DOC("attention with its projections in fp8")),
+    EXPAND(BOOL, PRECISION(fp8_params), "false", NONE_YET("fp8"), DOC("old name of the next")),
+    EXPAND(BOOL, PRECISION(fp8_param_gather), "false", NONE_YET("fp8"), DOC("gather parameters in fp8")),
+
+    EXPAND(CHOICE, DATA(kind), "gpt", data_kinds,
+        DOC("gpt, fixed (replay batches of a safetensors file), finetune, mock")),
+    {.path = "data.path",
+        .kind = LOOM__FIELD_PATHS,
+        .offset = AT(data.path),
+        .count_offset = AT(data.path_count),
+        .preset = "null",
+        .nullable = true,
+        .doc = "a prefix, or weights and prefixes in turn: [0.7, books, 0.3, web]"},
+    EXPAND(STRING, DATA(split), "969,30,1", DOC("shares of training, validation and test documents")),
+    EXPAND(CHOICE, DATA(tokenizer), "byte", tokenizers, DOC("byte: 256 bytes and an end of document")),
+    EXPAND(INT, DATA(micro_batch_size), "1", FROM(1), DOC("samples a rank takes at once")),
+    EXPAND(INT, DATA(global_batch_size), "null", NULLABLE, FROM(1),
+        DOC("samples a step; null: micro_batch_size data-parallel ranks, or the fixed file's")),
+    EXPAND(INTS, DATA(rampup_batch_size), 3, NONE_YET("batch-size ramp-up"), DOC("[start, increment, samples]")),
+    EXPAND(CHOICE, DATA(dataloader_type), "single", samplers, DOC("order of samples")),
+
+    EXPAND(CHOICE, OPTIM(optimizer), "adam", optimizers, DOC("adam (with decoupled weight decay), sgd")),
+    EXPAND(REAL, OPTIM(lr), "1.0e-3", ABOVE(0), DOC("highest learning rate")),
+    EXPAND(REAL, OPTIM(min_lr), "0.0", FROM(0), DOC("lowest learning rate of a decay")),
+    EXPAND(CHOICE, LR(schedule), "cosine", schedules,
+        DOC("cosine; megatron-{constant,linear,cosine,inverse-square-root,WSD}, whose first step has init_lr")),
+    EXPAND(INT, LR(warmup_steps), "0", DOC("steps of linear warm-up")),
+    EXPAND(REAL, LR(init_lr), "0.0", FROM(0), DOC("where Megatron's warm-up starts")),
+    EXPAND(INT, LR(lr_decay_steps), "null", NULLABLE, FROM(1), DOC("of Megatron's schedules; null: steps")),
+    EXPAND(CHOICE, LR(lr_wsd_decay_style), "exponential", wsd_styles, DOC("how megatron-WSD ends")),
+    EXPAND(INT, LR(wsd_decay_steps), "null", NULLABLE, FROM(1), DOC("length of that end")),
+    EXPAND(REAL, OPTIM(weight_decay), "0.01", FROM(0), DOC("of tensors of two or more dimensions")),
+    EXPAND(REAL, OPTIM(adam_beta1), "0.9", FROM(0), .high = 0.99999999, DOC("decay of the first moment")),
+    EXPAND(REAL, OPTIM(adam_beta2), "0.999", FROM(0), .high = 0.99999999, DOC("decay of the second moment")),
+    EXPAND(REAL, OPTIM(adam_eps), "1.0e-8", FROM(0), DOC("added to the root of the second moment")),
+    EXPAND(REAL, OPTIM(sgd_momentum), "0.9", FROM(0), .high = 0.99999999, NONE_YET("optimizer sgd"),
+        DOC("of optimizer sgd")),
+    EXPAND(REAL, OPTIM(clip_grad), "1.0", FROM(0), DOC("global norm that gradients are clipped to; 0: not clipped")),
+    EXPAND(REAL, OPTIM(decoupled_lr), "null", NULLABLE, ABOVE(0), NONE_YET("a rate of its own for embeddings"),
+        DOC("learning rate of embedding and head")),
+    EXPAND(REAL, OPTIM(decoupled_min_lr), "null", NULLABLE, FROM(0), NONE_YET("a rate of its own for embeddings"),
+        DOC("its lowest value")),
+    EXPAND(BOOL, OPTIM(log_num_zeros_in_grad), "false", NONE_YET("counting zeros"),
+        DOC("zeros in the gradient as a metric")),
+
+    INT("validation.every", validation.every, "0", DOC("steps between validations; 0: none")),
+    INT("validation.batches", validation.batches, "8", FROM(1), DOC("global batches a validation")),
+    INT("checkpoint.every", checkpoint.every, "0", NONE_YET(saving), DOC("steps between checkpoints; 0: none")),
+    INT("checkpoint.keep_last", checkpoint.keep_last, "2", FROM(1), NONE_YET(saving), DOC("checkpoints kept")),
+    BOOL(
+        "checkpoint.async_save", checkpoint.async_save, "false", NONE_YET(saving), DOC("write while training goes on")),
+    INT("log.every", log.every, "10", FROM(1), DOC("steps between progress lines")),
+    BOOL("log.tensorboard", log.tensorboard, "false", NONE_YET("TensorBoard events"), DOC("write event files")),
+    BOOL("trace", trace, "false", NONE_YET("the timeline"), DOC("record a timeline")),
+    BOOL("profile", profile, "false", NONE_YET("profiles"), DOC("time each operation")),
+};
+
+const int64_t loom__field_count = sizeof loom__fields / sizeof *loom__fields;
+
+const char *loom__section_doc(const char *section) {
+    static const char *const docs[][2] = {
+        {"model", "one of: hf, from, or the fields marked (hf)"},
+        {"strategy", "how the ranks share the work"},
+        {"strategy.ddp", "megatron, pytorch, or these fields"},
+        {"precision", "32, bf16-mixed, 16-mixed, or these fields"},
+    };
+    for (size_t i = 0; i < sizeof docs / sizeof *docs; i++)
+        if (strcmp(docs[i][0], section) == 0)
+            return docs[i][1];
+    return NULL;
+}
+
+int64_t loom__field_find(const char *path) {
+    if (strcmp(path, "precision.precision") == 0)
+        path = "precision";
+    for (int64_t i = 0; i < loom__field_count; i++)
+        if (strcmp(loom__fields[i].path, path) == 0)
+            return i;
+    return -1;
+}
+
+bool loom__field_is_section(const char *path) {
+    size_t length = strlen(path);
+    for (int64_t i = 0; i < loom__field_count; i++)
+        if (strncmp(loom__fields[i].path, path, length) == 0 && loom__fields[i].path[length] == '.')
+            return true;
+    return false;
+}

@@ -1,0 +1,456 @@
+/* Reading a run file and overrides. Both are YAML nodes applied to paths, in order, over the defaults; each field
+ * remembers where its value came from, so that checks made after everything is known still point at the line. Nothing
+ * stops at the first fault: types are checked while applying, ranges and names at the end, and all of it is reported
+ * together. */
+#include "base/nearest.h"
+#include "config/field.h"
+#include "config/owner.h"
+#include "spec/huggingface.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PATH_BYTES = 160, HF_CONFIG_BYTES = 1 << 20 };
+
+/* Where a field was given. */
+typedef struct origin {
+    bool given, by_override;
+    int line, column;
+} origin;
+
+typedef struct loader {
+    loom__config_owner *owner;
+    loom__faults faults;
+    origin *origins;        /* one a field */
+    const char *name;       /* of the file */
+    const loom__yaml *yaml; /* the document being applied */
+    bool by_override;
+    loom_status status; /* of what ends the loading at once: memory */
+} loader;
+
+static void place_text(const loader *load, bool by_override, int line, int column, char *text, size_t bytes) {
+    if (by_override)
+        snprintf(text, bytes, "override: ");
+    else
+        snprintf(text, bytes, "%.256s:%d:%d: ", load->name, line, column);
+}
+
+static void place_of(const loader *load, const loom__yaml_node *node, char *text, size_t bytes) {
+    place_text(load, load->by_override, node->line, node->column, text, bytes);
+}
+
+/* A copy that is fit for one line of a message. */
+static void printable(const char *from, char *text, size_t bytes) {
+    static const char cut[] = "...";
+    size_t i = 0;
+    for (; from[i] && i + sizeof cut < bytes; i++)
+        text[i] = (unsigned char)from[i] < 0x20 || from[i] == 0x7f ? '?' : from[i];
+    memcpy(text + i, from[i] ? cut : "", from[i] ? sizeof cut : 1);
+}
+
+static void describe(const loom__yaml_node *node, char *text, size_t bytes) {
+    char inner[80];
+    bool yes;
+    double real;
+    if (node->kind != LOOM__YAML_SCALAR) {
+        snprintf(text, bytes, "%s", node->kind == LOOM__YAML_MAPPING ? "a mapping" : "a list");
+    } else if (loom__yaml_is_null(node)) {
+        snprintf(text, bytes, "null");
+    } else {
+        printable(node->text, inner, sizeof inner);
+        bool bare = loom__yaml_is_bool(node, &yes) || loom__yaml_is_real(node, &real);
+        snprintf(text, bytes, bare ? "%s" : "\"%s\"", inner);
+    }
+}
+
+static void wrong_type(loader *load, const loom__field *field, const loom__yaml_node *node) {
+    char place[320], found[96], expected[512], hint[128] = "";
+    place_of(load, node, place, sizeof place);
+    describe(node, found, sizeof found);
+    loom__field_expected(field, expected, sizeof expected);
+    if (field->choice_count && node->kind == LOOM__YAML_SCALAR) {
+        loom__nearest nearest;
+        loom__nearest_begin(&nearest, node->text);
+        for (int i = 0; i < field->choice_count; i++)
+            loom__nearest_offer(&nearest, field->choices[i].name);
+        if (nearest.best)
+            snprintf(hint, sizeof hint, "; did you mean %s?", nearest.best);
+    }
+    loom__faults_add(
+        &load->faults, LOOM_ERR_CONFIG, "%s%s: found %s, expected %s%s", place, field->path, found, expected, hint);
+}
+
+/* ---- unknown fields */
+
+/* The part of `path` after "section." up to the next dot, or NULL when it does not lie in the section. */
+static const char *component_in(const char *path, const char *section, char *text, size_t bytes) {
+    size_t length = strlen(section);
+    if (length) {
+        if (strncmp(path, section, length) != 0 || path[length] != '.')
+            return NULL;
+        path += length + 1;
+    }
+    size_t used = strcspn(path, ".");
+    used = used < bytes ? used : bytes - 1;
+    memcpy(text, path, used);
+    text[used] = '\0';
+    return text;
+}
+
+static void unknown_field(loader *load, const char *section, const loom__yaml_node *key) {
+    char place[320], word[96], component[PATH_BYTES], best[2 * PATH_BYTES + 2] = "";
+    place_of(load, key, place, sizeof place);
+    printable(key->text, word, sizeof word);
+    const char *dot = *section ? "." : "";
+    loom__nearest nearest;
+    loom__nearest_begin(&nearest, word);
+    for (int64_t i = 0; i < loom__field_count; i++) {
+        int before = nearest.distance;
+        if (component_in(loom__fields[i].path, section, component, sizeof component))
+            loom__nearest_offer(&nearest, component);
+        if (nearest.distance < before)
+            snprintf(best, sizeof best, "%.159s%s%.159s", section, dot, component);
+    }
+    /* Perhaps the right name in the wrong section. */
+    if (!*best)
+        for (int64_t i = 0; i < loom__field_count; i++) {
+            const char *last = strrchr(loom__fields[i].path, '.');
+            int before = nearest.distance;
+            loom__nearest_offer(&nearest, last ? last + 1 : loom__fields[i].path);
+            if (nearest.distance < before)
+                snprintf(best, sizeof best, "%s", loom__fields[i].path);
+        }
+    loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s%s%s%s: unknown field%s%s%s", place, section, dot, word,
+        *best ? "; did you mean " : "", best, *best ? "?" : "");
+}
+
+/* ---- applying nodes */
+
+static const char *own_string(loader *load, const char *text) {
+    const char *copy = loom__config_owner_string(load->owner, text);
+    if (!copy)
+        load->status = loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", load->name);
+    return copy;
+}
+
+static bool apply_paths(loader *load, const loom__field *field, const loom__yaml_node *node) {
+    loom_data_config *data = &load->owner->config.data;
+    if (loom__yaml_is_null(node))
+        return loom__field_set(field, load->yaml, node, &load->owner->config);
+    bool single = node->kind == LOOM__YAML_SCALAR;
+    int64_t count = single ? 1 : node->count == 1 ? 1 : node->count / 2;
+    if (node->kind == LOOM__YAML_MAPPING || node->count > 1 ? node->count % 2 != 0 || single : count == 0)
+        return false;
+    loom_data_path *paths = calloc((size_t)(count ? count : 1), sizeof *paths);
+    if (!paths) {
+        load->status = loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", load->name);
+        return true;
+    }
+    bool legal = count > 0;
+    for (int64_t i = 0; legal && i < count; i++) {
+        bool weighted = !single && node->count > 1;
+        const loom__yaml_node *prefix =
+            single ? node : loom__yaml_at(load->yaml, node->items[weighted ? 2 * i + 1 : 0]);
+        paths[i].weight = 1;
+        legal = prefix->kind == LOOM__YAML_SCALAR && *prefix->text &&
+                (!weighted || (loom__yaml_is_real(loom__yaml_at(load->yaml, node->items[2 * i]), &paths[i].weight) &&
+                                  paths[i].weight > 0 && paths[i].weight < 1e300));
+        if (legal)
+            paths[i].prefix = own_string(load, prefix->text);
+    }
+    if (!legal) {
+        free(paths);
+        return false;
+    }
+    free(load->owner->paths);
+    load->owner->paths = paths;
+    data->path = paths;
+    data->path_count = count;
+    return true;
+}
+
+static void apply_field(loader *load, int64_t number, const loom__yaml_node *node) {
+    const loom__field *field = &loom__fields[number];
+    loom_run_config *config = &load->owner->config;
+    bool fits = field->kind == LOOM__FIELD_PATHS ? apply_paths(load, field, node)
+                                                 : loom__field_set(field, load->yaml, node, config);
+    if (!fits) {
+        wrong_type(load, field, node);
+        return;
+    }
+    const char **text = field->kind == LOOM__FIELD_STRING ? loom__field_at(field, config) : NULL;
+    if (text && *text)
+        *text = own_string(load, *text);
+    /* Null means "as the architecture has it", like a field that is not given. */
+    bool left_open = field->by_architecture[0] && loom__yaml_is_null(node);
+    load->origins[number] =
+        (origin){.given = !left_open, .by_override = load->by_override, .line = node->line, .column = node->column};
+}
+
+static void apply_mapping(loader *load, const char *section, const loom__yaml_node *node, int depth);
+
+static void apply_node(
+    loader *load, const char *section, const loom__yaml_node *key, const loom__yaml_node *node, int depth) {
+    char path[PATH_BYTES], place[320], found[96];
+    int length = snprintf(path, sizeof path, "%s%s%s", section, *section ? "." : "", key->text);
+    bool fits = length >= 0 && (size_t)length < sizeof path && !strchr(key->text, '.');
+    int64_t number = fits ? loom__field_find(path) : -1;
+    bool is_section = fits && (number < 0 || loom__fields[number].section_key) && loom__field_is_section(path);
+    if (is_section && node->kind == LOOM__YAML_MAPPING) {
+        /* A mapping of DDP fields is a Megatron configuration, whatever was said before. */
+        if (number >= 0 && !*loom__fields[number].section_key)
+            loom__field_set_default(&loom__fields[number], NULL, &load->owner->config);
+        apply_mapping(load, path, node, depth + 1);
+    } else if (number >= 0) {
+        apply_field(load, number, node);
+    } else if (is_section && !loom__yaml_is_null(node)) {
+        place_of(load, node, place, sizeof place);
+        describe(node, found, sizeof found);
+        loom__faults_add(
+            &load->faults, LOOM_ERR_CONFIG, "%s%s: found %s, expected a mapping of its fields", place, path, found);
+    } else if (!is_section) {
+        unknown_field(load, section, key);
+    }
+}
+
+static void apply_mapping(loader *load, const char *section, const loom__yaml_node *node, int depth) {
+    char place[320], name[96];
+    for (int64_t i = 0; i < node->count && load->status == LOOM_OK && !loom__faults_full(&load->faults); i++) {
+        const loom__yaml_node *key = loom__yaml_at(load->yaml, node->items[2 * i]);
+        const loom__yaml_node *first = NULL;
+        for (int64_t j = 0; j < i && !first; j++) {
+            const loom__yaml_node *earlier = loom__yaml_at(load->yaml, node->items[2 * j]);
+            first = strcmp(earlier->text, key->text) == 0 ? earlier : NULL;
+        }
+        if (first) {
+            place_of(load, key, place, sizeof place);
+            printable(key->text, name, sizeof name);
+            loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s%s%s%s: given twice, first on line %d", place, section,
+                *section ? "." : "", name, first->line);
+            continue;
+        }
+        apply_node(load, section, key, loom__yaml_at(load->yaml, node->items[2 * i + 1]), depth);
+    }
+}
+
+static loom_status apply_file(loader *load, const char *text, size_t length) {
+    loom__yaml *yaml = NULL;
+    LOOM_TRY(loom__yaml_parse(load->name, text, length, &yaml));
+    const loom__yaml_node *root = loom__yaml_root(yaml);
+    load->yaml = yaml;
+    if (root && root->kind == LOOM__YAML_MAPPING) {
+        apply_mapping(load, "", root, 0);
+    } else if (root && !loom__yaml_is_null(root)) {
+        char place[320], found[96];
+        place_of(load, root, place, sizeof place);
+        describe(root, found, sizeof found);
+        loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%sfound %s, expected a mapping of fields", place, found);
+    }
+    loom__yaml_destroy(yaml);
+    return load->status;
+}
+
+/* ---- overrides */
+
+/* A field that takes a string takes the text after = as it stands, unless it is quoted or null. */
+static bool is_raw(int64_t number, const char *value) {
+    return number >= 0 && loom__fields[number].kind == LOOM__FIELD_STRING && *value && !strchr("\"'~", *value) &&
+           strcmp(value, "null") != 0;
+}
+
+/* Names the first part of a path that is no section though more follows it. */
+static void unknown_section(loader *load, const char *path) {
+    char section[PATH_BYTES] = "", part[PATH_BYTES];
+    const char *start = path;
+    for (const char *dot = strchr(path, '.'); dot; dot = strchr(dot + 1, '.')) {
+        snprintf(part, sizeof part, "%.*s", (int)(dot - path), path);
+        if (!loom__field_is_section(part))
+            break;
+        memcpy(section, part, sizeof section);
+        start = dot + 1;
+    }
+    if (loom__field_find(part) >= 0) {
+        loom__faults_add(
+            &load->faults, LOOM_ERR_CONFIG, "override: %s: unknown field; %s is a value, not a section", path, part);
+        return;
+    }
+    snprintf(part, sizeof part, "%.*s", (int)strcspn(start, "."), start);
+    const loom__yaml_node key = {.kind = LOOM__YAML_SCALAR, .plain = true, .text = part};
+    unknown_field(load, section, &key);
+}
+
+/* Applies a value at a path of which every part but the last must be a section. */
+static void apply_at(loader *load, const char *path, const loom__yaml_node *value) {
+    char section[PATH_BYTES] = "";
+    const char *dot = strrchr(path, '.');
+    if (dot)
+        snprintf(section, sizeof section, "%.*s", (int)(dot - path), path);
+    loom__yaml_node key = {.kind = LOOM__YAML_SCALAR, .plain = true, .text = dot ? dot + 1 : path};
+    if (dot && !loom__field_is_section(section)) {
+        unknown_section(load, path);
+        return;
+    }
+    apply_node(load, section, &key, value, 0);
+}
+
+static loom_status apply_override(loader *load, const char *override) {
+    char path[PATH_BYTES], shown[80], name[PATH_BYTES + 16];
+    const char *equals = strchr(override, '=');
+    if (!equals || equals == override || (size_t)(equals - override) >= sizeof path) {
+        printable(override, shown, sizeof shown);
+        loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "override: found \"%s\", expected field=value", shown);
+        return LOOM_OK;
+    }
+    snprintf(path, sizeof path, "%.*s", (int)(equals - override), override);
+    const char *value = equals + 1;
+    if (is_raw(loom__field_find(path), value)) {
+        loom__yaml_node node = {.kind = LOOM__YAML_SCALAR, .text = value};
+        apply_at(load, path, &node);
+        return load->status;
+    }
+    loom__yaml *yaml = NULL;
+    snprintf(name, sizeof name, "override %s", path);
+    loom_status status = loom__yaml_parse(name, value, strlen(value), &yaml);
+    if (status == LOOM_ERR_MEMORY)
+        return status;
+    if (status != LOOM_OK) {
+        loom__faults_add_record(&load->faults, LOOM_ERR_CONFIG);
+        return LOOM_OK;
+    }
+    static const loom__yaml_node nothing = {.kind = LOOM__YAML_SCALAR, .plain = true, .text = ""};
+    const loom__yaml_node *root = loom__yaml_root(yaml);
+    load->yaml = yaml;
+    apply_at(load, path, root ? root : &nothing);
+    loom__yaml_destroy(yaml);
+    return load->status;
+}
+
+/* ---- after everything was applied */
+
+static bool is_given(const loader *load, const char *path) {
+    return load->origins[loom__field_find(path)].given;
+}
+
+static void finish_fields(loader *load) {
+    loom_run_config *config = &load->owner->config;
+    char place[320];
+    for (int64_t i = 0; i < loom__field_count; i++) {
+        const loom__field *field = &loom__fields[i];
+        const origin *from = &load->origins[i];
+        if (!from->given && field->by_architecture[0])
+            loom__field_set_default(field, config->model.config.architecture, config);
+        if (!from->given)
+            continue;
+        place_text(load, from->by_override, from->line, from->column, place, sizeof place);
+        loom__field_check(field, config, place, &load->faults);
+        if (field->of_hf && config->model.hf && !loom__field_is_default(field, config))
+            loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s%s: decided by model.hf; leave one of the two out",
+                place, field->path);
+    }
+    if (config->model.config.architecture && !config->model.hf && config->model.config.vocab_size == 0)
+        config->model.config.vocab_size = 257; /* the byte tokenizer's: 256 bytes and the end of a document */
+}
+
+static loom_status read_file(const char *path, size_t limit, char **text, size_t *length) {
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return loom_fail(LOOM_ERR_IO, "%s: %s", path, strerror(errno));
+    char *bytes = malloc(limit + 1);
+    if (!bytes) {
+        fclose(file);
+        return loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", path);
+    }
+    errno = 0;
+    size_t count = fread(bytes, 1, limit + 1, file);
+    loom_status status = LOOM_OK;
+    if (ferror(file))
+        status = loom_fail(LOOM_ERR_IO, "%s: %s", path, strerror(errno));
+    else if (count > limit)
+        status = loom_fail(LOOM_ERR_FORMAT, "%s: more than %zu bytes", path, limit);
+    fclose(file);
+    if (status != LOOM_OK) {
+        free(bytes);
+        return status;
+    }
+    *text = bytes;
+    *length = count;
+    return LOOM_OK;
+}
+
+/* What the directory's config.json says, under the fields that a run may still set. */
+static loom_status read_hf(loader *load) {
+    loom_model_config *model = &load->owner->config.model.config;
+    double hidden_dropout = model->hidden_dropout, attention_dropout = model->attention_dropout;
+    char *path = NULL, *text = NULL;
+    size_t length = 0;
+    if (asprintf(&path, "%s/config.json", load->owner->config.model.hf) < 0)
+        return loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", load->name);
+    loom_status status = read_file(path, HF_CONFIG_BYTES, &text, &length);
+    if (status == LOOM_OK)
+        status = loom__hf_model_config(path, text, length, model);
+    free(text);
+    free(path);
+    LOOM_TRY(status);
+    if (is_given(load, "model.hidden_dropout"))
+        model->hidden_dropout = hidden_dropout;
+    if (is_given(load, "model.attention_dropout"))
+        model->attention_dropout = attention_dropout;
+    if (model->seq_length == 0)
+        model->seq_length = model->max_position_embeddings;
+    return LOOM_OK;
+}
+
+static loom_status load_all(loader *load, const char *text, size_t length, const char *const *overrides,
+    int64_t override_count, bool with_files) {
+    if (text)
+        LOOM_TRY(apply_file(load, text, length));
+    load->by_override = true;
+    for (int64_t i = 0; i < override_count; i++)
+        LOOM_TRY(apply_override(load, overrides[i]));
+    finish_fields(load);
+    if (with_files && load->owner->config.model.hf && load->faults.count == 0) {
+        loom_status status = read_hf(load);
+        if (status == LOOM_ERR_MEMORY || status == LOOM_ERR_IO)
+            return status;
+        loom__faults_add_record(&load->faults, status);
+    }
+    return loom__faults_end(&load->faults);
+}
+
+static loom_status load_config(const char *name, const char *text, size_t length, const char *const *overrides,
+    int64_t override_count, bool with_files, loom_run_config **config) {
+    loader load = {.name = name};
+    loom__faults_begin(&load.faults);
+    load.owner = calloc(1, sizeof *load.owner);
+    load.origins = calloc((size_t)loom__field_count, sizeof *load.origins);
+    loom_status status = LOOM_OK;
+    if (!load.owner || !load.origins) {
+        status = loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", name);
+    } else {
+        load.owner->config = loom_run_config_default();
+        status = load_all(&load, text, length, overrides, override_count, with_files);
+    }
+    free(load.origins);
+    if (status != LOOM_OK) {
+        loom__config_owner_destroy(load.owner);
+        return status;
+    }
+    *config = &load.owner->config;
+    return LOOM_OK;
+}
+
+loom_status loom_run_config_load(
+    const char *path, const char *const *overrides, int64_t override_count, loom_run_config **config) {
+    char *text = NULL;
+    size_t length = 0;
+    if (path)
+        LOOM_TRY(read_file(path, LOOM__YAML_MAX_BYTES, &text, &length));
+    loom_status status = load_config(path ? path : "overrides", text, length, overrides, override_count, true, config);
+    free(text);
+    return status;
+}
+
+loom_status loom_run_config_from_text(const char *name, const char *text, size_t length, const char *const *overrides,
+    int64_t override_count, loom_run_config **config) {
+    return load_config(name, text, length, overrides, override_count, false, config);
+}

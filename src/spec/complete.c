@@ -1,0 +1,194 @@
+/* Derived values and checks of a model configuration. The invariant that the rest of the library leans on: a
+ * configuration that passed has every derived value filled in, every dimension in a range where products of three do
+ * not overflow 64 bits, and divides over its tensor ranks. All faults are collected before any is reported. */
+#include "base/faults.h"
+#include "spec/parameter.h"
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Largest values of one dimension: h*(n+2g)*d and v*h stay far below 2^63. */
+enum { LAYERS_MAX = 1 << 16, HEADS_MAX = 1 << 16, CHANNELS_MAX = 1 << 16, WIDTH_MAX = 1 << 26, ROWS_MAX = 1 << 30 };
+
+static void check_range(loom__faults *faults, const char *name, int64_t found, int64_t low, int64_t high) {
+    if (found < low || found > high)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "%s: found %" PRId64 ", expected an integer from %" PRId64 " to %" PRId64, name, found, low, high);
+}
+
+static void check_share(loom__faults *faults, const char *name, double found, double low, double high, bool open) {
+    if (!(found >= low && (open ? found < high : found <= high)))
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: found %g, expected a number from %g to %s%g", name, found, low,
+            open ? "below " : "", high);
+}
+
+/* Whether tp ranks can share n heads of g groups and an MLP of f. */
+static bool tensor_size_is_legal(const loom_model_config *config, int64_t tp, bool replicate) {
+    int64_t n = config->num_attention_heads, g = config->num_query_groups;
+    return n % tp == 0 && (g % tp == 0 || (replicate && tp % g == 0)) && config->ffn_hidden_size % tp == 0;
+}
+
+static void list_tensor_sizes(const loom_model_config *config, bool replicate, char *text, size_t bytes) {
+    size_t used = 0;
+    text[0] = '\0';
+    for (int64_t tp = 1; tp <= config->num_attention_heads && used + 32 < bytes; tp++)
+        if (tensor_size_is_legal(config, tp, replicate))
+            used += (size_t)snprintf(text + used, bytes - used, "%s%" PRId64, used ? ", " : "", tp);
+}
+
+static void check_tensor_size(loom__faults *faults, const loom_model_config *config, int64_t tp) {
+    int64_t n = config->num_attention_heads, g = config->num_query_groups, f = config->ffn_hidden_size;
+    char legal[512], replicated[512];
+    list_tensor_sizes(config, config->replicate_query_groups, legal, sizeof legal);
+    list_tensor_sizes(config, true, replicated, sizeof replicated);
+    if (n % tp != 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "tensor_model_parallel_size %" PRId64 " does not divide num_attention_heads %" PRId64
+            ": legal tensor sizes are %s",
+            tp, n, legal);
+    if (f % tp != 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "tensor_model_parallel_size %" PRId64 " does not divide ffn_hidden_size %" PRId64
+            ": legal tensor sizes are %s",
+            tp, f, legal);
+    if (g % tp == 0 || (config->replicate_query_groups && tp % g == 0))
+        return;
+    bool more = !config->replicate_query_groups && strcmp(legal, replicated) != 0;
+    loom__faults_add(faults, LOOM_ERR_CONFIG,
+        "tensor_model_parallel_size %" PRId64 " does not divide num_query_groups %" PRId64
+        ": legal tensor sizes are %s%s%s",
+        tp, g, legal, more ? "; with replicate_query_groups also those of " : "", more ? replicated : "");
+}
+
+static void check_vocabulary(loom__faults *faults, loom_model_config *config, int64_t tp) {
+    check_range(faults, "vocab_size", config->vocab_size, 1, ROWS_MAX);
+    check_range(faults, "make_vocab_size_divisible_by", config->make_vocab_size_divisible_by, 1, WIDTH_MAX);
+    if (config->vocab_size < 1 || config->vocab_size > ROWS_MAX || config->make_vocab_size_divisible_by < 1 ||
+        config->make_vocab_size_divisible_by > WIDTH_MAX)
+        return;
+    if (config->padded_vocab_size == 0) {
+        int64_t multiple = config->make_vocab_size_divisible_by * tp;
+        config->padded_vocab_size = (config->vocab_size + multiple - 1) / multiple * multiple;
+    }
+    int64_t nearest = (config->vocab_size + tp - 1) / tp * tp;
+    check_range(faults, "padded_vocab_size", config->padded_vocab_size, config->vocab_size, 2 * (int64_t)ROWS_MAX);
+    if (config->padded_vocab_size % tp != 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "padded_vocab_size %" PRId64 " is not divisible by tensor_model_parallel_size %" PRId64
+            ": the smallest legal size is %" PRId64,
+            config->padded_vocab_size, tp, nearest);
+}
+
+static void check_sequence(loom__faults *faults, loom_model_config *config, int64_t tp, bool sequence_parallel) {
+    check_range(faults, "seq_length", config->seq_length, 1, ROWS_MAX);
+    if (config->max_position_embeddings == 0)
+        config->max_position_embeddings = config->seq_length;
+    check_range(faults, "max_position_embeddings", config->max_position_embeddings, 1, ROWS_MAX);
+    if (config->position_embedding_type == LOOM_POSITION_LEARNED &&
+        config->max_position_embeddings < config->seq_length)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "seq_length %" PRId64 " is longer than the %" PRId64 " learned positions (max_position_embeddings)",
+            config->seq_length, config->max_position_embeddings);
+    if (!sequence_parallel || config->seq_length < 1 || config->seq_length > ROWS_MAX || config->seq_length % tp == 0)
+        return;
+    int64_t below = config->seq_length / tp * tp;
+    char lower[32] = "";
+    if (below > 0)
+        snprintf(lower, sizeof lower, "%" PRId64 " and ", below);
+    loom__faults_add(faults, LOOM_ERR_CONFIG,
+        "seq_length %" PRId64 " is not divisible by tensor_model_parallel_size %" PRId64
+        ", as sequence_parallel asks: the nearest legal %s %s%" PRId64,
+        config->seq_length, tp, below > 0 ? "lengths are" : "length is", lower, below + tp);
+}
+
+static void check_enumerations(loom__faults *faults, const loom_model_config *config) {
+    const struct {
+        const char *name;
+        int value, count;
+    } fields[] = {{"normalization", (int)config->normalization, LOOM_RMSNORM + 1},
+        {"activation", (int)config->activation, LOOM_ACTIVATION_COUNT},
+        {"position_embedding_type", (int)config->position_embedding_type, LOOM_POSITION_NONE + 1},
+        {"recompute", (int)config->recompute, LOOM_RECOMPUTE_FULL + 1}};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].value < 0 || fields[i].value >= fields[i].count)
+            loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: found number %d, expected 0 to %d", fields[i].name,
+                fields[i].value, fields[i].count - 1);
+}
+
+static void check_numbers(loom__faults *faults, const loom_model_config *config) {
+    check_share(faults, "hidden_dropout", config->hidden_dropout, 0, 1, true);
+    check_share(faults, "attention_dropout", config->attention_dropout, 0, 1, true);
+    if (!(config->layernorm_epsilon > 0 && isfinite(config->layernorm_epsilon)))
+        loom__faults_add(
+            faults, LOOM_ERR_CONFIG, "layernorm_epsilon: found %g, expected a number > 0", config->layernorm_epsilon);
+    if (!(config->init_method_std >= 0 && isfinite(config->init_method_std)))
+        loom__faults_add(
+            faults, LOOM_ERR_CONFIG, "init_method_std: found %g, expected a number >= 0", config->init_method_std);
+    check_range(faults, "window_size", config->window_size, 0, ROWS_MAX);
+    if (config->position_embedding_type != LOOM_POSITION_ROPE)
+        return;
+    if (!(config->rotary_base > 0 && isfinite(config->rotary_base)))
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "rotary_base: found %g, expected a number > 0", config->rotary_base);
+    check_share(faults, "rotary_percent", config->rotary_percent, 0, 1, false);
+    if (config->kv_channels > 0 && config->kv_channels <= CHANNELS_MAX && config->rotary_percent >= 0 &&
+        config->rotary_percent <= 1 && (int64_t)((double)config->kv_channels * config->rotary_percent) % 2 != 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "kv_channels %" PRId64 " with rotary_percent %g: rotary positions turn pairs, so that an even number of "
+            "channels is needed",
+            config->kv_channels, config->rotary_percent);
+}
+
+static void check_heads(loom__faults *faults, loom_model_config *config) {
+    check_range(faults, "num_attention_heads", config->num_attention_heads, 1, HEADS_MAX);
+    if (config->num_query_groups == 0)
+        config->num_query_groups = config->num_attention_heads;
+    check_range(faults, "num_query_groups", config->num_query_groups, 1, HEADS_MAX);
+    int64_t n = config->num_attention_heads, g = config->num_query_groups, h = config->hidden_size;
+    if (n > 0 && g > 0 && n % g != 0)
+        loom__faults_add(
+            faults, LOOM_ERR_CONFIG, "num_query_groups %" PRId64 " does not divide num_attention_heads %" PRId64, g, n);
+    if (config->kv_channels == 0 && n > 0) {
+        if (h > 0 && h <= WIDTH_MAX && n <= HEADS_MAX && h % n != 0)
+            loom__faults_add(faults, LOOM_ERR_CONFIG,
+                "hidden_size %" PRId64 " is not divisible by num_attention_heads %" PRId64
+                ": the nearest legal sizes are %" PRId64 " and %" PRId64 ", or set kv_channels",
+                h, n, h / n * n > 0 ? h / n * n : n, (h / n + 1) * n);
+        config->kv_channels = h / n > 0 ? h / n : 1;
+    }
+    check_range(faults, "kv_channels", config->kv_channels, 1, CHANNELS_MAX);
+}
+
+loom_status loom__model_config_complete(loom_model_config *config, int64_t tp, bool sequence_parallel) {
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    loom_model_config made = *config;
+    if (!made.architecture)
+        loom__faults_add(&faults, LOOM_ERR_CONFIG, "architecture: missing, expected gpt2 or llama");
+    else if (strcmp(made.architecture, "gpt2") != 0 && strcmp(made.architecture, "llama") != 0)
+        loom__faults_add(&faults, LOOM_ERR_UNSUPPORTED, "not supported yet: architecture \"%s\"; gpt2 and llama are",
+            made.architecture);
+    check_range(&faults, "tensor_model_parallel_size", tp, 1, WIDTH_MAX);
+    if (tp < 1 || tp > WIDTH_MAX)
+        return loom__faults_end(&faults);
+    check_range(&faults, "num_layers", made.num_layers, 1, LAYERS_MAX);
+    check_range(&faults, "hidden_size", made.hidden_size, 1, WIDTH_MAX);
+    if (made.ffn_hidden_size == 0 && made.hidden_size > 0 && made.hidden_size <= WIDTH_MAX)
+        made.ffn_hidden_size = 4 * made.hidden_size;
+    check_range(&faults, "ffn_hidden_size", made.ffn_hidden_size, 1, 4 * (int64_t)WIDTH_MAX);
+    check_heads(&faults, &made);
+    check_vocabulary(&faults, &made, tp);
+    check_sequence(&faults, &made, tp, sequence_parallel);
+    check_enumerations(&faults, &made);
+    check_numbers(&faults, &made);
+    if (sequence_parallel && tp == 1)
+        loom__faults_add(&faults, LOOM_ERR_CONFIG,
+            "sequence_parallel needs tensor_model_parallel_size > 1, found 1: switch it off or use at least 2");
+    /* Only sizes that are sound on their own can be compared with each other. */
+    if (made.num_attention_heads > 0 && made.num_attention_heads <= HEADS_MAX && made.num_query_groups > 0 &&
+        made.ffn_hidden_size > 0)
+        check_tensor_size(&faults, &made, tp);
+    LOOM_TRY(loom__faults_end(&faults));
+    *config = made;
+    return LOOM_OK;
+}

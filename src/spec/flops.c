@@ -1,0 +1,15 @@
+/* What a token costs: the matrix products of forward and backward, by the usual count of two operations a multiply-add.
+ */
+#include <megaloom/model.h>
+
+double loom_model_flops_per_token(const loom_model_config *config) {
+    double h = (double)config->hidden_size, n = (double)config->num_attention_heads, d = (double)config->kv_channels;
+    double g = (double)config->num_query_groups, f = (double)config->ffn_hidden_size, s = (double)config->seq_length;
+    double seen =
+        config->window_size > 0 && (double)config->window_size < s ? (double)config->window_size : (s + 1) / 2;
+    double gates = loom_activation_is_gated(config->activation) ? 2 : 1;
+    double projections = h * (n + 2 * g) * d + n * d * h + gates * h * f + f * h;
+    double attention = 2 * seen * n * d;
+    double head = h * (double)config->vocab_size;
+    return 3 * 2 * ((double)config->num_layers * (projections + attention) + head);
+}

@@ -1,0 +1,261 @@
+/* Reading a Hugging Face config.json. The rule that keeps numbers honest: every member is either understood, or on the
+ * list of those that cannot change logits, losses or gradients, or refused by name. So a new option of a future
+ * transformers release is refused until somebody has looked at it. */
+#include "base/faults.h"
+#include "spec/huggingface.h"
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <string.h>
+
+typedef struct reader {
+    const char *name; /* of the file, for messages */
+    const json_t *object;
+    loom__faults *faults;
+} reader;
+
+static const char *type_name(const json_t *value) {
+    static const char *const names[] = {
+        "an object", "a list", "a string", "an integer", "a number", "true", "false", "null"};
+    return names[json_typeof(value)];
+}
+
+/* Absent and null members are "not given" in both transformers 4 and 5. */
+static const json_t *member(const reader *from, const char *key) {
+    const json_t *value = json_object_get(from->object, key);
+    return json_is_null(value) ? NULL : value;
+}
+
+static void wrong_type(const reader *from, const char *key, const json_t *value, const char *expected) {
+    loom__faults_add(from->faults, LOOM_ERR_FORMAT, "%s: %s: found %s, expected %s", from->name, key,
+        value ? type_name(value) : "nothing", expected);
+}
+
+static void not_built(const reader *from, const char *key, const char *what) {
+    loom__faults_add(
+        from->faults, LOOM_ERR_UNSUPPORTED, "%s: not supported yet: %s%s%s", from->name, key, *what ? " " : "", what);
+}
+
+static int64_t get_size(const reader *from, const char *key, int64_t otherwise) {
+    const json_t *value = member(from, key);
+    if (!value && otherwise >= 0)
+        return otherwise;
+    if (!json_is_integer(value) || json_integer_value(value) < 1) {
+        wrong_type(from, key, value, "an integer >= 1");
+        return 1;
+    }
+    return json_integer_value(value);
+}
+
+static double get_number(const reader *from, const char *key, double otherwise) {
+    const json_t *value = member(from, key);
+    if (value && !json_is_number(value))
+        wrong_type(from, key, value, "a number");
+    return json_is_number(value) ? json_number_value(value) : otherwise;
+}
+
+static bool get_bool(const reader *from, const char *key, bool otherwise) {
+    const json_t *value = member(from, key);
+    if (value && !json_is_boolean(value))
+        wrong_type(from, key, value, "true or false");
+    return json_is_boolean(value) ? json_is_true(value) : otherwise;
+}
+
+static const char *get_string(const reader *from, const char *key, const char *otherwise) {
+    const json_t *value = member(from, key);
+    if (value && !json_is_string(value))
+        wrong_type(from, key, value, "a string");
+    return json_is_string(value) ? json_string_value(value) : otherwise;
+}
+
+/* Members that describe files, tokens, generation, other heads or an implementation, not the model's mathematics. */
+static const char *const harmless[] = {"_attn_implementation", "_attn_implementation_autoset", "_commit_hash",
+    "_name_or_path", "architectures", "attn_implementation", "auto_map", "bad_words_ids", "begin_suppress_tokens",
+    "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype",
+    "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
+    "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label",
+    "initializer_range", "is_decoder", "is_encoder_decoder", "label2id", "length_penalty", "max_length",
+    "max_sequence_length", "min_length", "model_type", "n_ctx", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "output_past", "output_scores", "pad_token_id",
+    "prefix", "pretraining_tp", "problem_type", "remove_invalid_values", "reorder_and_upcast_attn",
+    "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "suppress_tokens",
+    "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tie_word_embeddings",
+    "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version",
+    "typical_p", "unsloth_fixed", "use_bfloat16", "use_cache", "vocab_size"};
+
+static const char *const gpt2_members[] = {"activation_function", "attn_pdrop", "embd_pdrop", "layer_norm_epsilon",
+    "n_embd", "n_head", "n_inner", "n_layer", "n_positions", "resid_pdrop", "scale_attn_weights"};
+
+static const char *const llama_members[] = {"attention_bias", "attention_dropout", "head_dim", "hidden_act",
+    "hidden_size", "intermediate_size", "max_position_embeddings", "mlp_bias", "num_attention_heads",
+    "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta"};
+
+static bool is_listed(const char *key, const char *const *list, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(key, list[i]) == 0)
+            return true;
+    return false;
+}
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* An unknown member is passed over only where its value switches nothing on. */
+static bool switches_nothing(const json_t *value) {
+    return json_is_null(value) || json_is_false(value) || (json_is_object(value) && json_object_size(value) == 0) ||
+           (json_is_array(value) && json_array_size(value) == 0);
+}
+
+static void refuse_unknown(const reader *from, const char *const *members, size_t count) {
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)from->object, key, value) {
+        if (is_listed(key, harmless, COUNT(harmless)) || is_listed(key, members, count) || switches_nothing(value))
+            continue;
+        not_built(from, key, "(an option that may change the numbers)");
+    }
+}
+
+typedef struct activation_name {
+    const char *name;
+    loom_activation plain, gated;
+} activation_name;
+
+static const activation_name activation_names[] = {{"gelu_new", LOOM_GELU_TANH, LOOM_GEGLU},
+    {"gelu_pytorch_tanh", LOOM_GELU_TANH, LOOM_GEGLU}, {"gelu_fast", LOOM_GELU_TANH, LOOM_GEGLU},
+    {"gelu", LOOM_GELU_ERF, LOOM_GEGLU_ERF}, {"gelu_python", LOOM_GELU_ERF, LOOM_GEGLU_ERF},
+    {"silu", LOOM_ACTIVATION_COUNT, LOOM_SWIGLU}, {"swish", LOOM_ACTIVATION_COUNT, LOOM_SWIGLU}};
+
+static loom_activation get_activation(const reader *from, const char *key, const char *otherwise, bool gated) {
+    const char *name = get_string(from, key, otherwise);
+    for (size_t i = 0; i < COUNT(activation_names); i++) {
+        loom_activation found = gated ? activation_names[i].gated : activation_names[i].plain;
+        if (strcmp(activation_names[i].name, name) == 0 && found != LOOM_ACTIVATION_COUNT)
+            return found;
+    }
+    loom__faults_add(from->faults, LOOM_ERR_UNSUPPORTED, "%s: not supported yet: %s \"%s\"; %s are", from->name, key,
+        name, gated ? "silu, gelu, gelu_new" : "gelu_new, gelu");
+    return gated ? LOOM_SWIGLU : LOOM_GELU_TANH;
+}
+
+static void read_gpt2(const reader *from, loom_model_config *model) {
+    refuse_unknown(from, gpt2_members, COUNT(gpt2_members));
+    model->architecture = "gpt2";
+    model->num_layers = get_size(from, "n_layer", 12);
+    model->hidden_size = get_size(from, "n_embd", 768);
+    model->ffn_hidden_size = get_size(from, "n_inner", 0);
+    model->num_attention_heads = get_size(from, "n_head", 12);
+    model->num_query_groups = 0;
+    model->kv_channels = 0;
+    model->max_position_embeddings = get_size(from, "n_positions", 1024);
+    model->vocab_size = get_size(from, "vocab_size", 50257);
+    model->normalization = LOOM_LAYERNORM;
+    model->layernorm_epsilon = get_number(from, "layer_norm_epsilon", 1e-5);
+    model->activation = get_activation(from, "activation_function", "gelu_new", false);
+    model->position_embedding_type = LOOM_POSITION_LEARNED;
+    model->add_bias_linear = true;
+    model->add_qkv_bias = true;
+    model->share_embeddings_and_output_weights = get_bool(from, "tie_word_embeddings", true);
+    model->window_size = 0;
+    model->init_method_std = get_number(from, "initializer_range", 0.02);
+    model->attention_dropout = get_number(from, "attn_pdrop", 0.1);
+    model->hidden_dropout = get_number(from, "resid_pdrop", 0.1);
+    double embedding_dropout = get_number(from, "embd_pdrop", 0.1);
+    if (embedding_dropout != model->hidden_dropout)
+        loom__faults_add(from->faults, LOOM_ERR_UNSUPPORTED,
+            "%s: not supported yet: embd_pdrop %g beside resid_pdrop %g; equal ones are", from->name, embedding_dropout,
+            model->hidden_dropout);
+    if (!get_bool(from, "scale_attn_weights", true))
+        not_built(from, "scale_attn_weights", "false");
+}
+
+/* rope_parameters (transformers 5), or rope_theta beside rope_scaling (4); only plain rotary positions are built. */
+static void read_rope(const reader *from, loom_model_config *model) {
+    static const char *const known[] = {"rope_theta", "rope_type", "type", "partial_rotary_factor"};
+    model->position_embedding_type = LOOM_POSITION_ROPE;
+    model->rotary_percent = 1.0;
+    model->rotary_base = get_number(from, "rope_theta", 10000.0);
+    for (int i = 0; i < 2; i++) {
+        const char *key = i ? "rope_scaling" : "rope_parameters";
+        const json_t *value = member(from, key);
+        if (!value)
+            continue;
+        if (!json_is_object(value)) {
+            wrong_type(from, key, value, "an object or null");
+            continue;
+        }
+        reader rope = {.name = from->name, .object = value, .faults = from->faults};
+        const char *type = get_string(&rope, "rope_type", get_string(&rope, "type", "default"));
+        model->rotary_base = get_number(&rope, "rope_theta", model->rotary_base);
+        if (strcmp(type, "default") != 0) {
+            loom__faults_add(from->faults, LOOM_ERR_UNSUPPORTED, "%s: not supported yet: rope_type \"%s\"; default is",
+                from->name, type);
+            continue;
+        }
+        if (get_number(&rope, "partial_rotary_factor", 1.0) != 1.0)
+            not_built(from, "partial_rotary_factor", "other than 1");
+        refuse_unknown(&rope, known, COUNT(known));
+    }
+}
+
+static void read_llama(const reader *from, loom_model_config *model) {
+    refuse_unknown(from, llama_members, COUNT(llama_members));
+    model->architecture = "llama";
+    model->num_layers = get_size(from, "num_hidden_layers", 32);
+    model->hidden_size = get_size(from, "hidden_size", 4096);
+    model->ffn_hidden_size = get_size(from, "intermediate_size", 11008);
+    model->num_attention_heads = get_size(from, "num_attention_heads", 32);
+    model->num_query_groups = get_size(from, "num_key_value_heads", 0);
+    model->kv_channels = get_size(from, "head_dim", 0);
+    model->max_position_embeddings = get_size(from, "max_position_embeddings", 2048);
+    model->vocab_size = get_size(from, "vocab_size", 32000);
+    model->normalization = LOOM_RMSNORM;
+    model->layernorm_epsilon = get_number(from, "rms_norm_eps", 1e-6);
+    model->activation = get_activation(from, "hidden_act", "silu", true);
+    bool attention_bias = get_bool(from, "attention_bias", false), mlp_bias = get_bool(from, "mlp_bias", false);
+    if (attention_bias != mlp_bias)
+        loom__faults_add(from->faults, LOOM_ERR_UNSUPPORTED,
+            "%s: not supported yet: attention_bias %s beside mlp_bias %s; both or neither are", from->name,
+            attention_bias ? "true" : "false", mlp_bias ? "true" : "false");
+    model->add_bias_linear = attention_bias;
+    model->add_qkv_bias = attention_bias;
+    model->share_embeddings_and_output_weights = get_bool(from, "tie_word_embeddings", false);
+    model->window_size = 0;
+    model->init_method_std = get_number(from, "initializer_range", 0.02);
+    model->attention_dropout = get_number(from, "attention_dropout", 0.0);
+    model->hidden_dropout = 0.0;
+    read_rope(from, model);
+}
+
+static void read_architecture(const reader *from, loom_model_config *model) {
+    const json_t *type = member(from, "model_type");
+    if (!json_is_string(type)) {
+        wrong_type(from, "model_type", type, "a string such as \"gpt2\" or \"llama\"");
+    } else if (strcmp(json_string_value(type), "gpt2") == 0) {
+        read_gpt2(from, model);
+    } else if (strcmp(json_string_value(type), "llama") == 0) {
+        read_llama(from, model);
+    } else {
+        loom__faults_add(from->faults, LOOM_ERR_UNSUPPORTED,
+            "%s: not supported yet: model_type \"%s\"; gpt2 and llama are", from->name, json_string_value(type));
+    }
+}
+
+loom_status loom__hf_model_config(const char *name, const char *text, size_t length, loom_model_config *model) {
+    json_error_t error;
+    json_t *root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
+    if (!root)
+        return loom_fail(LOOM_ERR_FORMAT, "%s:%d:%d: %s", name, error.line, error.column, error.text);
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    loom_model_config made = *model;
+    reader from = {.name = name, .object = root, .faults = &faults};
+    if (json_is_object(root))
+        read_architecture(&from, &made);
+    else
+        loom__faults_add(&faults, LOOM_ERR_FORMAT, "%s: found %s, expected an object", name, type_name(root));
+    json_decref(root);
+    LOOM_TRY(loom__faults_end(&faults));
+    *model = made;
+    return LOOM_OK;
+}

@@ -1,0 +1,75 @@
+/* A model as a list of parameter descriptors: everything anyone must know about a parameter, without ranks. nn
+ * materialises it; checkpoint, ddp, plan, describe and conversion read it. Nobody else knows a parameter's name. */
+#ifndef SPEC_PARAMETER_H
+#define SPEC_PARAMETER_H
+
+#include <megaloom/model.h>
+
+/* How a tensor-parallel rank's shard relates to the canonical tensor along the shard axis. */
+typedef enum loom__shard_kind {
+    LOOM__SHARD_NONE,      /* replicated */
+    LOOM__SHARD_SLICE,     /* rank r holds the contiguous slice r of the axis */
+    LOOM__SHARD_GATE_UP,   /* canonical [gate; up]; rank r holds [gate_r; up_r] */
+    LOOM__SHARD_QKV_GROUPS /* canonical: per query group [its q heads][k][v]; rank r holds whole groups; with more ranks
+                              than groups (replication), its q heads and a copy of their group's k and v */
+} loom__shard_kind;
+
+typedef enum loom__initial { LOOM__INIT_NORMAL, LOOM__INIT_ZERO, LOOM__INIT_ONE } loom__initial;
+
+enum { LOOM__PARAMETER_NAME_MAX = 96 };
+
+typedef struct loom__parameter_descriptor {
+    char name[LOOM__PARAMETER_NAME_MAX]; /* Megatron-Core module name with the global layer number:
+                                            "decoder.layers.0.self_attention.linear_qkv.weight" */
+    int dims;                            /* 1 or 2 */
+    int64_t shape[2];                    /* canonical: unsharded, unpadded; shape[1] = 1 where dims = 1 */
+    int64_t padded_rows;                 /* rows of axis 0 after vocabulary padding; = shape[0] where there is none */
+    int shard_axis;                      /* meaningless for LOOM__SHARD_NONE */
+    loom__shard_kind shard;
+    loom__initial initial;
+    double std;            /* of LOOM__INIT_NORMAL */
+    bool decay;            /* default decay class: two or more dimensions */
+    bool sequence_partial; /* with sequence parallelism its gradient is partial on each tp rank and must be summed over
+                              tp */
+    int64_t layer;         /* global layer, −1 outside the layers */
+    int tie_group; /* parameters with the same number > 0 share one value (only the first is materialised here) */
+} loom__parameter_descriptor;
+
+typedef struct loom__model_spec {
+    loom_model_config config; /* every derived value filled in (ffn, groups, channels, padded vocabulary) */
+    int64_t count;
+    loom__parameter_descriptor *parameters; /* in model order: embedding, layers, final norm, head */
+} loom__model_spec;
+
+/* Fills in the derived values of a configuration for tp tensor ranks and checks it; every fault is named, with the
+ * legal values (heads, groups and tp; hidden and tp; …). sequence_parallel: seq_length must be divisible by tp. */
+loom_status loom__model_config_complete(loom_model_config *config, int64_t tp, bool sequence_parallel);
+
+/* The parameters of a completed configuration. */
+loom_status loom__model_spec_create(const loom_model_config *completed, loom__model_spec **spec);
+void loom__model_spec_destroy(loom__model_spec *spec);
+
+/* The local shape of a parameter on one of tp ranks. */
+void loom__parameter_local_shape(
+    const loom__model_spec *spec, const loom__parameter_descriptor *parameter, int64_t tp, int64_t shape[2]);
+
+/* The shard map: calls run(context, local_first, canonical_first, count) for each maximal run of elements that lies
+ * contiguously both in rank `tp_rank`'s local tensor and in the canonical one (flat row-major indices), in local order.
+ * canonical_first is −1 for a run of padding rows (which are zero). */
+typedef loom_status (*loom__shard_run)(void *context, int64_t local_first, int64_t canonical_first, int64_t count);
+loom_status loom__parameter_shard_runs(const loom__model_spec *spec, const loom__parameter_descriptor *parameter,
+    int64_t tp, int64_t tp_rank, loom__shard_run run, void *context);
+
+/* True when copies of this parameter's k and v rows live on several tp ranks (replicated query groups, tp > g). Their
+ * gradients must be summed over the ranks that share a group. */
+bool loom__parameter_is_replicated_kv(
+    const loom__model_spec *spec, const loom__parameter_descriptor *parameter, int64_t tp);
+
+/* How many leading elements of rank `tp_rank`'s local tensor this rank counts where each element must count once
+ * (norms, checkpoints); the rest are copies that a lower tp rank counts. Replicated parameters are counted by tp rank
+ * 0, replicated k and v rows (the last 2d local rows) by the first rank of their group. Padding rows are counted by
+ * their holder. */
+int64_t loom__parameter_owned_count(
+    const loom__model_spec *spec, const loom__parameter_descriptor *parameter, int64_t tp, int64_t tp_rank);
+
+#endif

@@ -1,0 +1,271 @@
+/* Hugging Face: config.json in both spellings, what is refused, and the index map as a bijection. */
+#include "spec/huggingface.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static loom_model_config base(void) {
+    return (loom_model_config){
+        .make_vocab_size_divisible_by = 1, .seq_length = 8, .rotary_base = 1, .use_scaled_init = true};
+}
+
+static loom_status read_config(const char *text, loom_model_config *model) {
+    *model = base();
+    return loom__hf_model_config("config.json", text, strlen(text), model);
+}
+
+#define LLAMA(more)                                                                                                    \
+    "{\"model_type\": \"llama\", \"num_hidden_layers\": 2, \"hidden_size\": 24, \"intermediate_size\": 20,"            \
+    "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 8, \"vocab_size\": 19" more "}"
+#define GPT2(more)                                                                                                     \
+    "{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_embd\": 24, \"n_head\": 4, \"n_positions\": 16, \"vocab_size\": "  \
+    "19,"                                                                                                              \
+    "\"resid_pdrop\": 0.0, \"embd_pdrop\": 0.0, \"attn_pdrop\": 0.0" more "}"
+
+#define TEST(name) static void name(void **state)
+
+TEST(both_spellings_of_rotary_base_are_read) {
+    (void)state;
+    loom_model_config model;
+    assert_int_equal(
+        read_config(LLAMA(", \"rope_theta\": 5e5, \"rope_scaling\": null, \"torch_dtype\": \"bfloat16\""), &model),
+        LOOM_OK);
+    assert_true(model.rotary_base == 500000);
+    assert_int_equal(
+        read_config(
+            LLAMA(", \"rope_parameters\": {\"rope_theta\": 7e5, \"rope_type\": \"default\"}, \"dtype\": \"float32\""),
+            &model),
+        LOOM_OK);
+    assert_true(model.rotary_base == 700000);
+    assert_int_equal(read_config(LLAMA(""), &model), LOOM_OK);
+    assert_true(model.rotary_base == 10000);
+}
+
+TEST(llama_fields_are_read) {
+    (void)state;
+    loom_model_config model;
+    assert_int_equal(read_config(LLAMA(", \"attention_bias\": true, \"mlp_bias\": true, \"tie_word_embeddings\": true, "
+                                       "\"hidden_act\": \"gelu_pytorch_tanh\", \"rms_norm_eps\": 1e-3"),
+                         &model),
+        LOOM_OK);
+    assert_string_equal(model.architecture, "llama");
+    assert_int_equal(model.kv_channels, 8);
+    assert_int_equal(model.num_query_groups, 2);
+    assert_int_equal(model.activation, LOOM_GEGLU);
+    assert_true(model.add_bias_linear && model.share_embeddings_and_output_weights);
+    assert_true(model.layernorm_epsilon == 1e-3);
+    assert_int_equal(model.seq_length, 8);
+}
+
+TEST(gpt2_fields_are_read_with_null_inner_size) {
+    (void)state;
+    loom_model_config model;
+    assert_int_equal(read_config(GPT2(", \"n_inner\": null, \"activation_function\": \"gelu\""), &model), LOOM_OK);
+    assert_int_equal(model.ffn_hidden_size, 0);
+    assert_int_equal(model.activation, LOOM_GELU_ERF);
+    assert_int_equal(model.max_position_embeddings, 16);
+    assert_true(model.share_embeddings_and_output_weights);
+    assert_int_equal(loom__model_config_complete(&model, 1, false), LOOM_OK);
+    assert_int_equal(model.ffn_hidden_size, 96);
+}
+
+static void refused(const char *text, loom_status status, const char *message) {
+    loom_model_config model;
+    loom_status found = read_config(text, &model);
+    assert_string_equal(loom_error_message(), message);
+    assert_int_equal(found, status);
+    assert_null(model.architecture);
+    assert_int_equal(model.num_layers, 0);
+}
+
+TEST(what_would_change_the_numbers_is_refused_by_name) {
+    (void)state;
+    refused("{\"model_type\": \"mistral\"}", LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: model_type \"mistral\"; gpt2 and llama are");
+    refused(LLAMA(", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}"), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: rope_type \"linear\"; default is");
+    refused(LLAMA(", \"rope_parameters\": {\"rope_type\": \"yarn\"}"), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: rope_type \"yarn\"; default is");
+    refused(LLAMA(", \"rope_parameters\": {\"partial_rotary_factor\": 0.5}"), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: partial_rotary_factor other than 1");
+    refused(LLAMA(", \"attention_bias\": true"), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: attention_bias true beside mlp_bias false; both or neither are");
+    refused(LLAMA(", \"sliding_window\": 16"), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: sliding_window (an option that may change the numbers)");
+    refused(LLAMA(", \"hidden_act\": \"relu\""), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: hidden_act \"relu\"; silu, gelu, gelu_new are");
+    refused(LLAMA(", \"quantization_config\": {\"bits\": 4}"), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: quantization_config (an option that may change the numbers)");
+    refused(GPT2(", \"scale_attn_weights\": false"), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: scale_attn_weights false");
+    refused(GPT2(", \"scale_attn_by_inverse_layer_idx\": true, \"add_cross_attention\": true"), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: scale_attn_by_inverse_layer_idx (an option that may change the numbers)\n"
+        "config.json: not supported yet: add_cross_attention (an option that may change the numbers)");
+    refused("{\"model_type\": \"gpt2\", \"resid_pdrop\": 0.5}", LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: embd_pdrop 0.1 beside resid_pdrop 0.5; equal ones are");
+}
+
+TEST(options_that_switch_nothing_are_passed_over) {
+    (void)state;
+    loom_model_config model;
+    assert_int_equal(read_config(LLAMA(", \"sliding_window\": null, \"some_future_flag\": false, \"pruned_heads\": {}, "
+                                       "\"use_cache\": true, \"bos_token_id\": 1, \"pretraining_tp\": 1"),
+                         &model),
+        LOOM_OK);
+}
+
+TEST(broken_files_are_named) {
+    (void)state;
+    refused("[1]", LOOM_ERR_FORMAT, "config.json: found a list, expected an object");
+    refused("{}", LOOM_ERR_FORMAT,
+        "config.json: model_type: found nothing, expected a string such as \"gpt2\" or \"llama\"");
+    refused("{\"model_type\": \"gpt2\", \"n_layer\": \"two\", \"n_head\": 0, \"layer_norm_epsilon\": true}",
+        LOOM_ERR_FORMAT,
+        "config.json: n_layer: found a string, expected an integer >= 1\n"
+        "config.json: n_head: found an integer, expected an integer >= 1\n"
+        "config.json: layer_norm_epsilon: found true, expected a number");
+    loom_model_config model;
+    assert_int_equal(read_config("{\"model_type\": \"gpt2\", \"model_type\": \"llama\"}", &model), LOOM_ERR_FORMAT);
+    assert_int_equal(read_config("{\"model_type\"", &model), LOOM_ERR_FORMAT);
+    assert_int_equal(read_config("", &model), LOOM_ERR_FORMAT);
+}
+
+/* Which Hugging Face elements were met, tensor by tensor. */
+enum { TENSORS_MAX = 64 };
+typedef struct inventory {
+    loom__hf_tensor tensor[TENSORS_MAX];
+    int *met[TENSORS_MAX];
+    int count;
+    int64_t next; /* canonical element that must come next */
+} inventory;
+
+static loom_status note_tensor(void *context, const loom__hf_tensor *tensor) {
+    inventory *all = context;
+    for (int i = 0; i < all->count; i++)
+        if (strcmp(all->tensor[i].name, tensor->name) == 0)
+            return loom_fail(LOOM_ERR_INTERNAL, "%s twice", tensor->name);
+    all->tensor[all->count] = *tensor;
+    all->met[all->count++] = calloc((size_t)(tensor->shape[0] * tensor->shape[1]), sizeof(int));
+    return LOOM_OK;
+}
+
+static loom_status note_run(
+    void *context, int64_t canonical_first, int64_t count, const char *name, int64_t first, int64_t stride) {
+    inventory *all = context;
+    if (canonical_first != all->next || count < 1)
+        return loom_fail(LOOM_ERR_INTERNAL, "canonical elements out of order in %s", name);
+    all->next += count;
+    for (int i = 0; i < all->count; i++)
+        if (strcmp(all->tensor[i].name, name) == 0) {
+            int64_t total = all->tensor[i].shape[0] * all->tensor[i].shape[1];
+            for (int64_t k = 0; k < count; k++) {
+                int64_t at = first + k * stride;
+                if (at < 0 || at >= total)
+                    return loom_fail(LOOM_ERR_INTERNAL, "outside %s", name);
+                all->met[i][at]++;
+            }
+            return LOOM_OK;
+        }
+    return loom_fail(LOOM_ERR_INTERNAL, "unknown tensor %s", name);
+}
+
+static void expect_bijection(const char *text, int tensors) {
+    loom_model_config model;
+    inventory all = {.count = 0};
+    loom__model_spec *spec = NULL;
+    assert_int_equal(read_config(text, &model), LOOM_OK);
+    assert_int_equal(loom__model_config_complete(&model, 1, false), LOOM_OK);
+    assert_int_equal(loom__model_spec_create(&model, &spec), LOOM_OK);
+    for (int64_t p = 0; p < spec->count; p++) {
+        const loom__parameter_descriptor *parameter = &spec->parameters[p];
+        if (loom__hf_parameter_tensors(spec, parameter, note_tensor, &all) != LOOM_OK)
+            fail_msg("%s", loom_error_message());
+        all.next = 0;
+        if (loom__hf_source_runs(spec, parameter, note_run, &all) != LOOM_OK)
+            fail_msg("%s: %s", parameter->name, loom_error_message());
+        assert_int_equal(all.next, parameter->shape[0] * parameter->shape[1]);
+    }
+    assert_int_equal(all.count, tensors);
+    for (int i = 0; i < all.count; i++) {
+        for (int64_t k = 0; k < all.tensor[i].shape[0] * all.tensor[i].shape[1]; k++)
+            assert_int_equal(all.met[i][k], 1);
+        free(all.met[i]);
+    }
+    loom__model_spec_destroy(spec);
+}
+
+TEST(every_hugging_face_element_has_exactly_one_canonical_place) {
+    (void)state;
+    expect_bijection(LLAMA(""), 2 * 9 + 3);
+    expect_bijection(
+        LLAMA(", \"tie_word_embeddings\": true, \"attention_bias\": true, \"mlp_bias\": true"), 2 * 16 + 2);
+    expect_bijection(GPT2(""), 2 * 12 + 4);
+    expect_bijection(GPT2(", \"tie_word_embeddings\": false, \"n_inner\": 20"), 2 * 12 + 5);
+}
+
+static loom_status keep_first_name(void *context, const loom__hf_tensor *tensor) {
+    loom__hf_tensor *to = context;
+    if (!*to->name)
+        *to = *tensor;
+    return LOOM_OK;
+}
+
+TEST(conv1d_weights_are_in_by_out) {
+    (void)state;
+    loom_model_config model;
+    loom__model_spec *spec = NULL;
+    assert_int_equal(read_config(GPT2(""), &model), LOOM_OK);
+    assert_int_equal(loom__model_config_complete(&model, 1, false), LOOM_OK);
+    assert_int_equal(loom__model_spec_create(&model, &spec), LOOM_OK);
+    for (int64_t p = 0; p < spec->count; p++) {
+        loom__hf_tensor tensor = {.name = ""};
+        if (strcmp(spec->parameters[p].name, "decoder.layers.1.self_attention.linear_qkv.weight") != 0)
+            continue;
+        assert_int_equal(loom__hf_parameter_tensors(spec, &spec->parameters[p], keep_first_name, &tensor), LOOM_OK);
+        assert_string_equal(tensor.name, "transformer.h.1.attn.c_attn.weight");
+        assert_int_equal(tensor.shape[0], 24);
+        assert_int_equal(tensor.shape[1], 72);
+        assert_string_equal(loom__hf_other_name(spec, tensor.name), "h.1.attn.c_attn.weight");
+    }
+    assert_null(loom__hf_other_name(spec, "lm_head.weight"));
+    assert_true(loom__hf_is_ignorable(spec, "lm_head.weight"));
+    assert_true(loom__hf_is_ignorable(spec, "h.0.attn.bias"));
+    assert_false(loom__hf_is_ignorable(spec, "h.0.attn.c_attn.bias"));
+    assert_false(loom__hf_is_ignorable(spec, "h.0.ln_1.bias"));
+    loom__model_spec_destroy(spec);
+}
+
+TEST(models_without_a_hugging_face_form_are_refused) {
+    (void)state;
+    loom_model_config model;
+    loom__model_spec *spec = NULL;
+    assert_int_equal(read_config(GPT2(""), &model), LOOM_OK);
+    model.position_embedding_type = LOOM_POSITION_ROPE;
+    model.rotary_percent = 1;
+    assert_int_equal(loom__model_config_complete(&model, 1, false), LOOM_OK);
+    assert_int_equal(loom__model_spec_create(&model, &spec), LOOM_OK);
+    assert_int_equal(loom__hf_check(spec), LOOM_ERR_UNSUPPORTED);
+    assert_string_equal(loom_error_message(),
+        "not supported yet: Hugging Face files of a gpt2 model with positions that are not learned");
+    assert_int_equal(loom__hf_source_runs(spec, &spec->parameters[0], note_run, NULL), LOOM_ERR_UNSUPPORTED);
+    loom__model_spec_destroy(spec);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(both_spellings_of_rotary_base_are_read),
+        cmocka_unit_test(llama_fields_are_read),
+        cmocka_unit_test(gpt2_fields_are_read_with_null_inner_size),
+        cmocka_unit_test(what_would_change_the_numbers_is_refused_by_name),
+        cmocka_unit_test(options_that_switch_nothing_are_passed_over),
+        cmocka_unit_test(broken_files_are_named),
+        cmocka_unit_test(every_hugging_face_element_has_exactly_one_canonical_place),
+        cmocka_unit_test(conv1d_weights_are_in_by_out),
+        cmocka_unit_test(models_without_a_hugging_face_form_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
