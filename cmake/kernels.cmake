@@ -1,0 +1,22 @@
+# The fast kernels are one source compiled for each instruction set (LOOM_ISA names it); the table is chosen at run time.
+get_target_property(kernel_sources room_kernel SOURCES)
+set(fast_sources ${kernel_sources})
+list(FILTER fast_sources INCLUDE REGEX "src/kernel/fast/")
+list(FILTER kernel_sources EXCLUDE REGEX "src/kernel/fast/")
+set_property(TARGET room_kernel PROPERTY SOURCES ${kernel_sources})
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  function(loom_fast_kernels isa)
+    add_library(kernel_${isa} OBJECT ${fast_sources})
+    target_include_directories(kernel_${isa} PRIVATE include src)
+    target_compile_definitions(kernel_${isa} PRIVATE LOOM_ISA=${isa})
+    target_compile_options(kernel_${isa} PRIVATE ${ARGN})
+    target_sources(room_kernel PRIVATE $<TARGET_OBJECTS:kernel_${isa}>)
+  endfunction()
+  loom_fast_kernels(avx2 -mavx2 -mfma)
+  loom_fast_kernels(avx512 -mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
+  target_compile_definitions(room_kernel PRIVATE MEGALOOM_KERNELS_X86=1)
+endif()
+
+add_executable(bench_kernels EXCLUDE_FROM_ALL bench/kernels.c)
+target_link_libraries(bench_kernels PRIVATE room_kernel)

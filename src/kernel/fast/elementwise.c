@@ -1,0 +1,380 @@
+/* Operations of independent elements, and sums over rows or over everything. Elements go sixteen at a time; items are
+ * blocks of about ITEM_ELEMENTS. Sums over rows (bias gradients) are made of chunks of ROW_CHUNK rows, whose partial
+ * sums are added in order, so that any team gives the same bits. */
+#include "kernel/fast/dropout.h"
+#include "kernel/fast/math.h"
+#include "kernel/fast/rowsums.h"
+#include "kernel/fast/work.h"
+#include <stdatomic.h>
+
+typedef struct job {
+    int64_t rows, cols, rows_per_item;
+    const float *x, *bias, *other;
+    float *y;
+    float factor;
+    loom_activation act;
+} job;
+
+static void bias_add_rows(void *argument, int64_t item, int worker) {
+    const job *p = argument;
+    (void)worker;
+    for (int64_t r = item * p->rows_per_item; r < smaller((item + 1) * p->rows_per_item, p->rows); r++)
+        for (int64_t c = 0; c < p->cols; c += LANES) {
+            int64_t left = p->cols - c, at = r * p->cols + c;
+            v_store(p->y + at, left, v_add(v_load(p->x + at, left), v_load(p->bias + c, left)));
+        }
+}
+
+void FAST(bias_add)(loom_team *team, int64_t rows, int64_t cols, const float *x, const float *bias, float *y) {
+    job p = {.rows = rows, .cols = cols, .rows_per_item = rows_per_item(cols), .x = x, .bias = bias, .y = y};
+    loom_team_run(team, bias_add_rows, &p, parts_of(rows, p.rows_per_item));
+}
+
+static void bias_chunk(void *argument, int64_t item, int worker) {
+    const row_sums *p = argument;
+    (void)worker;
+    int64_t first = item * ROW_CHUNK, last = smaller(first + ROW_CHUNK, p->rows);
+    float *partial = p->partial + item * p->cols;
+    for (int64_t group = first; group < last; group += ROW_GROUP)
+        for (int64_t c = 0; c < p->cols; c += LANES) {
+            int64_t left = p->cols - c;
+            vf sum = group == first ? v_zero() : v_load(partial + c, left);
+            for (int64_t r = group; r < smaller(group + ROW_GROUP, last); r++)
+                sum = v_add(sum, v_load(p->d_y + r * p->cols + c, left));
+            v_store(partial + c, left, sum);
+        }
+}
+
+void FAST(bias_gradient)(
+    loom_team *team, int64_t rows, int64_t cols, const float *d_y, bool accumulate, float *d_bias) {
+    row_sums p = {.rows = rows, .cols = cols, .d_y = d_y, .accumulate = accumulate, .out = {d_bias}};
+    if (!row_sums_run(team, &p, bias_chunk))
+        loom__ref_bias_gradient(team, rows, cols, d_y, accumulate, d_bias);
+}
+
+static void add_block(void *argument, int64_t item, int worker) {
+    const job *p = argument;
+    (void)worker;
+    for (int64_t i = item * ITEM_ELEMENTS; i < smaller((item + 1) * ITEM_ELEMENTS, p->cols); i += LANES) {
+        int64_t left = p->cols - i;
+        v_store(p->y + i, left, v_add(v_load(p->x + i, left), v_load(p->y + i, left)));
+    }
+}
+
+void FAST(add)(loom_team *team, int64_t count, const float *x, float *y) {
+    job p = {.cols = count, .x = x, .y = y};
+    loom_team_run(team, add_block, &p, parts_of(count, ITEM_ELEMENTS));
+}
+
+static void scale_block(void *argument, int64_t item, int worker) {
+    const job *p = argument;
+    (void)worker;
+    for (int64_t i = item * ITEM_ELEMENTS; i < smaller((item + 1) * ITEM_ELEMENTS, p->cols); i += LANES)
+        v_store(p->y + i, p->cols - i, v_mul(v_set(p->factor), v_load(p->x + i, p->cols - i)));
+}
+
+void FAST(scale)(loom_team *team, int64_t count, float factor, const float *x, float *y) {
+    job p = {.cols = count, .x = x, .y = y, .factor = factor};
+    loom_team_run(team, scale_block, &p, parts_of(count, ITEM_ELEMENTS));
+}
+
+/* The non-linearity of the input, or of the gate, and its derivative. tanh form: (1 + tanh z)/2 is the sigmoid of 2z,
+ * so the value is x sigmoid(2z), which keeps its relative accuracy for negative x. `act` is a constant wherever this is
+ * used. */
+INLINE vf nonlinear(loom_activation act, vf x, vf *derivative) {
+    vf one = v_set(1.0f);
+    switch (act) {
+    case LOOM_GELU_TANH:
+    case LOOM_GEGLU: {
+        float root = 1.5957691216f, cubic = 1.5957691216f * 0.044715f; /* 2 sqrt(2/pi) */
+        vf square = v_mul(x, x);
+        vf s = v_sigmoid(v_mul(x, v_fma(square, v_set(cubic), v_set(root))));
+        vf slope = v_fma(square, v_set(3 * cubic), v_set(root));
+        *derivative = v_fma(v_mul(v_mul(x, slope), v_sub(one, s)), s, s);
+        return v_mul(x, s);
+    }
+    case LOOM_GELU_ERF:
+    case LOOM_GEGLU_ERF: {
+        vf bell, below = v_normal_below(x, &bell);
+        *derivative = v_fma(v_mul(x, bell), v_set(0.3989422804f), below);
+        return v_mul(x, below);
+    }
+    default: {
+        vf s = v_sigmoid(x);
+        *derivative = v_mul(s, v_fma(x, v_sub(one, s), one));
+        return v_mul(x, s);
+    }
+    }
+}
+
+INLINE void activation_rows(const job *p, loom_activation act, int64_t item) {
+    bool gated = loom_activation_is_gated(act);
+    int64_t f = p->cols, width = gated ? 2 * f : f;
+    for (int64_t r = item * p->rows_per_item; r < smaller((item + 1) * p->rows_per_item, p->rows); r++)
+        for (int64_t c = 0; c < f; c += LANES) {
+            int64_t left = f - c;
+            const float *at = p->x + r * width + c;
+            vf ignored, x = v_load(at, left);
+            if (p->bias)
+                x = v_add(x, v_load(p->bias + c, left));
+            vf value = nonlinear(act, x, &ignored);
+            if (gated) {
+                vf up = v_load(at + f, left);
+                if (p->bias)
+                    up = v_add(up, v_load(p->bias + f + c, left));
+                value = v_mul(value, up);
+            }
+            v_store(p->y + r * f + c, left, value);
+        }
+}
+
+INLINE void activation_backward_rows(const job *p, loom_activation act, int64_t item) {
+    bool gated = loom_activation_is_gated(act);
+    int64_t f = p->cols, width = gated ? 2 * f : f;
+    for (int64_t r = item * p->rows_per_item; r < smaller((item + 1) * p->rows_per_item, p->rows); r++)
+        for (int64_t c = 0; c < f; c += LANES) {
+            int64_t left = f - c, at = r * width + c;
+            vf derivative, x = v_load(p->x + at, left), gradient = v_load(p->other + r * f + c, left);
+            if (p->bias)
+                x = v_add(x, v_load(p->bias + c, left));
+            vf value = nonlinear(act, x, &derivative);
+            if (gated) {
+                vf up = v_load(p->x + at + f, left);
+                if (p->bias)
+                    up = v_add(up, v_load(p->bias + f + c, left));
+                v_store(p->y + at + f, left, v_mul(gradient, value));
+                gradient = v_mul(gradient, up);
+            }
+            v_store(p->y + at, left, v_mul(gradient, derivative));
+        }
+}
+
+/* One body for each activation, with `act` folded in. */
+#define EACH_ACTIVATION(body)                                                                                          \
+    switch (p->act) {                                                                                                  \
+    case LOOM_GELU_TANH:                                                                                               \
+        body(p, LOOM_GELU_TANH, item);                                                                                 \
+        break;                                                                                                         \
+    case LOOM_GELU_ERF:                                                                                                \
+        body(p, LOOM_GELU_ERF, item);                                                                                  \
+        break;                                                                                                         \
+    case LOOM_SWIGLU:                                                                                                  \
+        body(p, LOOM_SWIGLU, item);                                                                                    \
+        break;                                                                                                         \
+    case LOOM_GEGLU:                                                                                                   \
+        body(p, LOOM_GEGLU, item);                                                                                     \
+        break;                                                                                                         \
+    case LOOM_GEGLU_ERF:                                                                                               \
+        body(p, LOOM_GEGLU_ERF, item);                                                                                 \
+        break;                                                                                                         \
+    case LOOM_ACTIVATION_COUNT:                                                                                        \
+        break;                                                                                                         \
+    }
+
+static void activation_item(void *argument, int64_t item, int worker) {
+    const job *p = argument;
+    (void)worker;
+    EACH_ACTIVATION(activation_rows)
+}
+
+static void activation_backward_item(void *argument, int64_t item, int worker) {
+    const job *p = argument;
+    (void)worker;
+    EACH_ACTIVATION(activation_backward_rows)
+}
+
+void FAST(activation)(
+    loom_team *team, loom_activation act, int64_t rows, int64_t f, const float *x, const float *bias, float *y) {
+    job p = {.rows = rows, .cols = f, .rows_per_item = rows_per_item(f), .x = x, .bias = bias, .y = y, .act = act};
+    loom_team_run(team, activation_item, &p, parts_of(rows, p.rows_per_item));
+}
+
+void FAST(activation_backward)(loom_team *team, loom_activation act, int64_t rows, int64_t f, const float *x,
+    const float *bias, const float *d_y, float *d_x) {
+    job p = {.rows = rows,
+        .cols = f,
+        .rows_per_item = rows_per_item(f),
+        .x = x,
+        .bias = bias,
+        .other = d_y,
+        .y = d_x,
+        .act = act};
+    loom_team_run(team, activation_backward_item, &p, parts_of(rows, p.rows_per_item));
+}
+
+typedef struct dropout_job {
+    const loom_row_coordinates *at;
+    const loom_dropout *dropout;
+    int64_t rows, cols, rows_per_item;
+    const float *x, *bias, *residual;
+    float *y;
+} dropout_job;
+
+/* The factors of channels first … first+63 of a row. */
+static void dropout_factors(const loom__dropout_row *row, float probability, int64_t first, float factors[4 * LANES]) {
+    uint32_t quads[LANES];
+    float by_word[4][LANES];
+    vi words[4];
+    for (uint32_t i = 0; i < LANES; i++)
+        quads[i] = (uint32_t)(first / 4) + i;
+    v_philox(vi_load(quads), vi_set(row->c1), vi_set(row->c2), vi_set(row->c3), row->k0, row->k1, words);
+    for (int i = 0; i < 4; i++)
+        v_store(by_word[i], LANES, v_dropout_factor(words[i], probability));
+    for (int i = 0; i < 4 * LANES; i++)
+        factors[i] = by_word[i % 4][i / 4];
+}
+
+static void dropout_item(void *argument, int64_t item, int worker) {
+    const dropout_job *p = argument;
+    const loom_dropout *dropout = p->dropout;
+    bool drops = dropout && dropout->probability > 0;
+    (void)worker;
+    for (int64_t r = item * p->rows_per_item; r < smaller((item + 1) * p->rows_per_item, p->rows); r++) {
+        loom__dropout_row row = {0};
+        float factors[4 * LANES];
+        if (drops)
+            row = loom__dropout_row_make(dropout->seed, dropout->layer, dropout->site, p->at->sample[r % p->at->b],
+                p->at->position_offset + r / p->at->b, 0);
+        for (int64_t c = 0; c < p->cols; c += LANES) {
+            int64_t left = p->cols - c, at = r * p->cols + c;
+            vf value = v_load(p->x + at, left);
+            if (p->bias)
+                value = v_add(value, v_load(p->bias + c, left));
+            if (drops) {
+                if (c % (4 * LANES) == 0)
+                    dropout_factors(&row, dropout->probability, c, factors);
+                value = v_mul(value, v_load(factors + c % (4 * LANES), LANES));
+            }
+            if (p->residual)
+                value = v_add(value, v_load(p->residual + at, left));
+            v_store(p->y + at, left, value);
+        }
+    }
+}
+
+void FAST(bias_dropout_add)(loom_team *team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout,
+    const float *x, const float *bias, const float *residual, float *y) {
+    dropout_job p = {rows, dropout, rows->s * rows->b, h, rows_per_item(h), x, bias, residual, y};
+    loom_team_run(team, dropout_item, &p, parts_of(p.rows, p.rows_per_item));
+}
+
+void FAST(dropout_backward)(loom_team *team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout,
+    const float *d_y, float *d_x) {
+    FAST(bias_dropout_add)(team, rows, h, dropout, d_y, NULL, NULL, d_x);
+}
+
+enum { SUM_CHUNK = 4096, CHUNKS_PER_ITEM = 8 };
+
+typedef struct squares_job {
+    int64_t count;
+    const float *x;
+    double *partial; /* one for each chunk */
+} squares_job;
+
+static double chunk_of_squares(const float *x, int64_t count) {
+    __m256d sum[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
+    for (int64_t i = 0; i < count; i += LANES) {
+        vf v = v_load(x + i, count - i);
+        __m128 quarter[4] = {_mm256_castps256_ps128(v_half0(v)), _mm256_extractf128_ps(v_half0(v), 1),
+            _mm256_castps256_ps128(v_half1(v)), _mm256_extractf128_ps(v_half1(v), 1)};
+        UNROLL
+        for (int q = 0; q < 4; q++) {
+            __m256d wide = _mm256_cvtps_pd(quarter[q]);
+            sum[q] = _mm256_fmadd_pd(wide, wide, sum[q]);
+        }
+    }
+    double lanes[4];
+    _mm256_storeu_pd(lanes, _mm256_add_pd(_mm256_add_pd(sum[0], sum[1]), _mm256_add_pd(sum[2], sum[3])));
+    return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+
+static void squares_item(void *argument, int64_t item, int worker) {
+    const squares_job *p = argument;
+    (void)worker;
+    for (int64_t chunk = item * CHUNKS_PER_ITEM; chunk < (item + 1) * CHUNKS_PER_ITEM && chunk * SUM_CHUNK < p->count;
+         chunk++)
+        p->partial[chunk] =
+            chunk_of_squares(p->x + chunk * SUM_CHUNK, smaller(SUM_CHUNK, p->count - chunk * SUM_CHUNK));
+}
+
+double FAST(sum_of_squares)(loom_team *team, int64_t count, const float *x) {
+    int64_t chunks = parts_of(count, SUM_CHUNK);
+    scratch s;
+    if (!scratch_reserve(&s, team, (size_t)chunks * sizeof(double), 0))
+        return loom__ref_sum_of_squares(team, count, x);
+    squares_job p = {count, x, s.shared};
+    loom_team_run(team, squares_item, &p, parts_of(chunks, CHUNKS_PER_ITEM));
+    double total = 0;
+    for (int64_t chunk = 0; chunk < chunks; chunk++)
+        total += p.partial[chunk];
+    return total;
+}
+
+typedef struct nonfinite_job {
+    int64_t count;
+    const float *x;
+    atomic_bool found;
+} nonfinite_job;
+
+static void nonfinite_item(void *argument, int64_t item, int worker) {
+    nonfinite_job *p = argument;
+    (void)worker;
+    if (atomic_load_explicit(&p->found, memory_order_relaxed))
+        return;
+    vi exponent = vi_set(0x7f800000u);
+    for (int64_t i = item * ITEM_ELEMENTS; i < smaller((item + 1) * ITEM_ELEMENTS, p->count); i += LANES)
+        if (vm_any(vi_equal(vi_and(vi_bits(v_load(p->x + i, p->count - i)), exponent), exponent))) {
+            atomic_store_explicit(&p->found, true, memory_order_relaxed);
+            return;
+        }
+}
+
+bool FAST(has_nonfinite)(loom_team *team, int64_t count, const float *x) {
+    nonfinite_job p = {.count = count, .x = x};
+    loom_team_run(team, nonfinite_item, &p, parts_of(count, ITEM_ELEMENTS));
+    return atomic_load(&p.found);
+}
+
+typedef struct adamw_job {
+    int64_t count;
+    float grad_scale, keep, step, beta1, rest1, beta2, rest2, root, eps;
+    const float *d_w;
+    float *w, *m, *v;
+} adamw_job;
+
+static void adamw_item(void *argument, int64_t item, int worker) {
+    const adamw_job p = *(const adamw_job *)argument;
+    (void)worker;
+    for (int64_t i = item * ITEM_ELEMENTS; i < smaller((item + 1) * ITEM_ELEMENTS, p.count); i += LANES) {
+        int64_t left = p.count - i;
+        vf g = v_mul(v_load(p.d_w + i, left), v_set(p.grad_scale));
+        vf m = v_fma(v_set(p.beta1), v_load(p.m + i, left), v_mul(v_set(p.rest1), g));
+        vf v = v_fma(v_set(p.beta2), v_load(p.v + i, left), v_mul(v_mul(v_set(p.rest2), g), g));
+        vf denominator = v_add(v_div(v_sqrt(v), v_set(p.root)), v_set(p.eps));
+        vf w = v_mul(v_load(p.w + i, left), v_set(p.keep));
+        v_store(p.m + i, left, m);
+        v_store(p.v + i, left, v);
+        v_store(p.w + i, left, v_sub(w, v_div(v_mul(v_set(p.step), m), denominator)));
+    }
+}
+
+void FAST(adamw)(
+    loom_team *team, int64_t count, const loom_adamw *adamw, const float *d_w, float *w, float *m, float *v) {
+    adamw_job p = {
+        .count = count,
+        .grad_scale = adamw->grad_scale,
+        .keep = (float)(1 - adamw->lr * adamw->weight_decay),
+        .step = (float)(adamw->lr / adamw->bias_correction1),
+        .beta1 = (float)adamw->beta1,
+        .rest1 = (float)(1 - adamw->beta1),
+        .beta2 = (float)adamw->beta2,
+        .rest2 = (float)(1 - adamw->beta2),
+        .root = (float)sqrt(adamw->bias_correction2),
+        .eps = (float)adamw->eps,
+        .d_w = d_w,
+        .w = w,
+        .m = m,
+        .v = v,
+    };
+    loom_team_run(team, adamw_item, &p, parts_of(count, ITEM_ELEMENTS));
+}

@@ -1,0 +1,108 @@
+/* A matrix product is cut into tiles of C, each one single-threaded call of the BLAS that the build chose, run as an
+ * item of the team. The cut is a function of (m, n) alone and k is never cut, so the bits do not depend on the team.
+ * The provider's own threading is switched off around each call and put back after it: the caller's thread may have
+ * uses for its OpenMP settings. */
+#include "kernel/gemm.h"
+#include "kernel/ref/ref.h"
+#if defined(MEGALOOM_GEMM_DNNL)
+#include <dnnl.h>
+#else
+#include <cblas.h>
+#endif
+#include <limits.h>
+
+enum {
+    TILE = 512,     /* a side of the largest tile: the provider is at its best from 256 on */
+    TILE_MIN = 128, /* a side is not halved below this */
+    TILES = 16      /* tiles wanted before sides stop shrinking: work for every thread of a team */
+};
+
+typedef struct product {
+    bool trans_a, trans_b, accumulate;
+    int64_t m, n, k, lda, ldb, ldc;
+    float alpha;
+    const float *a, *b;
+    float *c;
+    int64_t tile_m, tile_n, tiles_n;
+} product;
+
+#if defined(MEGALOOM_GEMM_DNNL)
+/* oneDNN may be built on any OpenMP runtime or on none; these are null then. */
+extern int omp_get_max_threads(void) __attribute__((weak));
+extern void omp_set_num_threads(int threads) __attribute__((weak));
+
+static bool provider(const product *p, int64_t m, int64_t n, const float *a, const float *b, float *c) {
+    int before = omp_get_max_threads && omp_set_num_threads ? omp_get_max_threads() : 0;
+    if (before > 1)
+        omp_set_num_threads(1);
+    dnnl_status_t status = dnnl_sgemm(p->trans_a ? 'T' : 'N', p->trans_b ? 'T' : 'N', m, n, p->k, p->alpha, a, p->lda,
+        b, p->ldb, p->accumulate ? 1.0f : 0.0f, c, p->ldc);
+    if (before > 1)
+        omp_set_num_threads(before);
+    return status == dnnl_success;
+}
+#else
+extern int openblas_get_num_threads(void);
+extern void openblas_set_num_threads(int threads);
+
+static bool provider(const product *p, int64_t m, int64_t n, const float *a, const float *b, float *c) {
+    if (p->k > INT_MAX || p->lda > INT_MAX || p->ldb > INT_MAX || p->ldc > INT_MAX)
+        return false;
+    if (openblas_get_num_threads() != 1)
+        openblas_set_num_threads(1);
+    cblas_sgemm(CblasRowMajor, p->trans_a ? CblasTrans : CblasNoTrans, p->trans_b ? CblasTrans : CblasNoTrans, (int)m,
+        (int)n, (int)p->k, p->alpha, a, (int)p->lda, b, (int)p->ldb, p->accumulate ? 1.0f : 0.0f, c, (int)p->ldc);
+    return true;
+}
+#endif
+
+static int64_t smaller(int64_t x, int64_t y) {
+    return x < y ? x : y;
+}
+
+static int64_t tiles_of(int64_t size, int64_t tile) {
+    return (size + tile - 1) / tile;
+}
+
+static void run_tile(void *argument, int64_t item, int worker) {
+    const product *p = argument;
+    (void)worker;
+    int64_t row = item / p->tiles_n * p->tile_m, column = item % p->tiles_n * p->tile_n;
+    int64_t m = smaller(p->tile_m, p->m - row), n = smaller(p->tile_n, p->n - column);
+    const float *a = p->a + (p->trans_a ? row : row * p->lda);
+    const float *b = p->b + (p->trans_b ? column * p->ldb : column);
+    float *c = p->c + row * p->ldc + column;
+    if (!provider(p, m, n, a, b, c))
+        loom__ref_gemm(
+            NULL, p->trans_a, p->trans_b, m, n, p->k, p->alpha, a, p->lda, b, p->ldb, p->accumulate, c, p->ldc);
+}
+
+/* Tiles of equal size rather than full ones and a narrow rest; multiples of 16 suit every vector width. */
+static int64_t even_tile(int64_t size, int64_t tile) {
+    int64_t even = tiles_of(size, tiles_of(size, tile));
+    return (even + 15) / 16 * 16;
+}
+
+void loom__gemm(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
+    const float *a, int64_t lda, const float *b, int64_t ldb, bool accumulate, float *c, int64_t ldc) {
+    if (m <= 0 || n <= 0)
+        return;
+    if (k <= 0) {
+        for (int64_t i = 0; !accumulate && i < m; i++)
+            for (int64_t j = 0; j < n; j++)
+                c[i * ldc + j] = 0;
+        return;
+    }
+    int64_t tile_m = TILE, tile_n = TILE;
+    while (tiles_of(m, tile_m) * tiles_of(n, tile_n) < TILES &&
+           (smaller(m, tile_m) > TILE_MIN || smaller(n, tile_n) > TILE_MIN)) {
+        if (smaller(m, tile_m) >= smaller(n, tile_n))
+            tile_m /= 2;
+        else
+            tile_n /= 2;
+    }
+    product p = {trans_a, trans_b, accumulate, m, n, k, lda, ldb, ldc, alpha, a, b, c, even_tile(m, tile_m),
+        even_tile(n, tile_n), 0};
+    p.tiles_n = tiles_of(n, p.tile_n);
+    loom_team_run(team, run_tile, &p, tiles_of(m, p.tile_m) * p.tiles_n);
+}
