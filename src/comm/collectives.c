@@ -1,0 +1,208 @@
+/* The public names of the collectives: each call becomes one loom__call, so that checks, records and order are the same
+ * for all. Invariant: nothing here knows a backend. */
+#include "comm/comm.h"
+#include <stdlib.h>
+#include <string.h>
+
+loom_status loom__run(loom_comm *comm, const loom__call *call) {
+    loom_request *request;
+    LOOM_TRY(loom__start(comm, call, &request));
+    return loom_wait(request);
+}
+
+static loom_status check_counts(const loom_comm *comm, const char *name, const int64_t *counts) {
+    if (!counts)
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "%s in group %s: the list of counts is NULL", name, comm ? comm->name : "NULL");
+    return LOOM_OK;
+}
+
+static loom_status check_tag(const loom_comm *comm, const char *name, int tag) {
+    if (tag < 0 || tag >= LOOM_TAG_COUNT)
+        return loom_fail(LOOM_ERR_ARGUMENT, "%s in group %s: tag %d, expected 0 to %d", name,
+            comm ? comm->name : "NULL", tag, LOOM_TAG_COUNT - 1);
+    return LOOM_OK;
+}
+
+static loom__call all_reduce_call(const void *in, void *out, int64_t count, loom_dtype dtype, loom_reduce operation) {
+    return (loom__call){
+        .operation = LOOM__ALL_REDUCE, .in = in, .out = out, .count = count, .dtype = dtype, .reduce = operation};
+}
+
+static loom__call all_gather_call(
+    const void *in, void *out, int64_t count_each, const int64_t *counts, loom_dtype dtype) {
+    return (loom__call){
+        .operation = LOOM__ALL_GATHER, .in = in, .out = out, .count = count_each, .counts = counts, .dtype = dtype};
+}
+
+static loom__call reduce_scatter_call(
+    const void *in, void *out, int64_t count_each, const int64_t *counts, loom_dtype dtype, loom_reduce operation) {
+    return (loom__call){.operation = LOOM__REDUCE_SCATTER,
+        .in = in,
+        .out = out,
+        .count = count_each,
+        .counts = counts,
+        .dtype = dtype,
+        .reduce = operation};
+}
+
+static loom__call broadcast_call(void *buffer, int64_t count, loom_dtype dtype, int root) {
+    return (loom__call){
+        .operation = LOOM__BROADCAST, .in = buffer, .out = buffer, .count = count, .dtype = dtype, .peer = root};
+}
+
+static loom__call all_to_all_call(const void *in, void *out, int64_t count_each, const int64_t *send_counts,
+    const int64_t *receive_counts, loom_dtype dtype) {
+    return (loom__call){.operation = LOOM__ALL_TO_ALL,
+        .in = in,
+        .out = out,
+        .count = count_each,
+        .counts = send_counts,
+        .receive_counts = receive_counts,
+        .dtype = dtype};
+}
+
+static loom__call send_call(const void *buffer, int64_t count, loom_dtype dtype, int to, int tag) {
+    return (loom__call){.operation = LOOM__SEND, .in = buffer, .count = count, .dtype = dtype, .peer = to, .tag = tag};
+}
+
+static loom__call receive_call(void *buffer, int64_t count, loom_dtype dtype, int from, int tag) {
+    return (loom__call){
+        .operation = LOOM__RECEIVE, .out = buffer, .count = count, .dtype = dtype, .peer = from, .tag = tag};
+}
+
+loom_status loom_all_reduce_start(loom_comm *comm, const void *in, void *out, int64_t count, loom_dtype dtype,
+    loom_reduce operation, loom_request **request) {
+    loom__call call = all_reduce_call(in, out, count, dtype, operation);
+    return loom__start(comm, &call, request);
+}
+
+loom_status loom_all_gather_v_start(
+    loom_comm *comm, const void *in, void *out, const int64_t *counts, loom_dtype dtype, loom_request **request) {
+    LOOM_TRY(check_counts(comm, "all_gather", counts));
+    loom__call call = all_gather_call(in, out, 0, counts, dtype);
+    return loom__start(comm, &call, request);
+}
+
+loom_status loom_reduce_scatter_v_start(loom_comm *comm, const void *in, void *out, const int64_t *counts,
+    loom_dtype dtype, loom_reduce operation, loom_request **request) {
+    LOOM_TRY(check_counts(comm, "reduce_scatter", counts));
+    loom__call call = reduce_scatter_call(in, out, 0, counts, dtype, operation);
+    return loom__start(comm, &call, request);
+}
+
+loom_status loom_broadcast_start(
+    loom_comm *comm, void *buffer, int64_t count, loom_dtype dtype, int root, loom_request **request) {
+    loom__call call = broadcast_call(buffer, count, dtype, root);
+    return loom__start(comm, &call, request);
+}
+
+loom_status loom_all_to_all_v_start(loom_comm *comm, const void *in, const int64_t *send_counts, void *out,
+    const int64_t *receive_counts, loom_dtype dtype, loom_request **request) {
+    LOOM_TRY(check_counts(comm, "all_to_all", send_counts));
+    LOOM_TRY(check_counts(comm, "all_to_all", receive_counts));
+    loom__call call = all_to_all_call(in, out, 0, send_counts, receive_counts, dtype);
+    return loom__start(comm, &call, request);
+}
+
+loom_status loom_send_start(
+    loom_comm *comm, const void *buffer, int64_t count, loom_dtype dtype, int to, int tag, loom_request **request) {
+    LOOM_TRY(check_tag(comm, "send", tag));
+    loom__call call = send_call(buffer, count, dtype, to, tag);
+    return loom__start(comm, &call, request);
+}
+
+loom_status loom_receive_start(
+    loom_comm *comm, void *buffer, int64_t count, loom_dtype dtype, int from, int tag, loom_request **request) {
+    LOOM_TRY(check_tag(comm, "receive", tag));
+    loom__call call = receive_call(buffer, count, dtype, from, tag);
+    return loom__start(comm, &call, request);
+}
+
+loom_status loom_all_reduce(
+    loom_comm *comm, const void *in, void *out, int64_t count, loom_dtype dtype, loom_reduce operation) {
+    loom__call call = all_reduce_call(in, out, count, dtype, operation);
+    return loom__run(comm, &call);
+}
+
+loom_status loom_all_gather(loom_comm *comm, const void *in, void *out, int64_t count_each, loom_dtype dtype) {
+    loom__call call = all_gather_call(in, out, count_each, NULL, dtype);
+    return loom__run(comm, &call);
+}
+
+loom_status loom_all_gather_v(loom_comm *comm, const void *in, void *out, const int64_t *counts, loom_dtype dtype) {
+    LOOM_TRY(check_counts(comm, "all_gather", counts));
+    loom__call call = all_gather_call(in, out, 0, counts, dtype);
+    return loom__run(comm, &call);
+}
+
+loom_status loom_reduce_scatter(
+    loom_comm *comm, const void *in, void *out, int64_t count_each, loom_dtype dtype, loom_reduce operation) {
+    loom__call call = reduce_scatter_call(in, out, count_each, NULL, dtype, operation);
+    return loom__run(comm, &call);
+}
+
+loom_status loom_reduce_scatter_v(
+    loom_comm *comm, const void *in, void *out, const int64_t *counts, loom_dtype dtype, loom_reduce operation) {
+    LOOM_TRY(check_counts(comm, "reduce_scatter", counts));
+    loom__call call = reduce_scatter_call(in, out, 0, counts, dtype, operation);
+    return loom__run(comm, &call);
+}
+
+loom_status loom_broadcast(loom_comm *comm, void *buffer, int64_t count, loom_dtype dtype, int root) {
+    loom__call call = broadcast_call(buffer, count, dtype, root);
+    return loom__run(comm, &call);
+}
+
+loom_status loom_all_to_all(loom_comm *comm, const void *in, void *out, int64_t count_each, loom_dtype dtype) {
+    loom__call call = all_to_all_call(in, out, count_each, NULL, NULL, dtype);
+    return loom__run(comm, &call);
+}
+
+loom_status loom_all_to_all_v(loom_comm *comm, const void *in, const int64_t *send_counts, void *out,
+    const int64_t *receive_counts, loom_dtype dtype) {
+    LOOM_TRY(check_counts(comm, "all_to_all", send_counts));
+    LOOM_TRY(check_counts(comm, "all_to_all", receive_counts));
+    loom__call call = all_to_all_call(in, out, 0, send_counts, receive_counts, dtype);
+    return loom__run(comm, &call);
+}
+
+loom_status loom_send(loom_comm *comm, const void *buffer, int64_t count, loom_dtype dtype, int to, int tag) {
+    LOOM_TRY(check_tag(comm, "send", tag));
+    loom__call call = send_call(buffer, count, dtype, to, tag);
+    return loom__run(comm, &call);
+}
+
+loom_status loom_receive(loom_comm *comm, void *buffer, int64_t count, loom_dtype dtype, int from, int tag) {
+    LOOM_TRY(check_tag(comm, "receive", tag));
+    loom__call call = receive_call(buffer, count, dtype, from, tag);
+    return loom__run(comm, &call);
+}
+
+loom_status loom_barrier(loom_comm *comm) {
+    loom__call call = {.operation = LOOM__BARRIER, .dtype = LOOM_U8};
+    return loom__run(comm, &call);
+}
+
+loom_status loom_agree(loom_comm *comm, loom_status mine) {
+    char message[LOOM__MESSAGE] = {0};
+    memcpy(message, loom_error_message(), strnlen(loom_error_message(), sizeof message - 1));
+    int64_t own = mine;
+    int64_t *all = malloc((size_t)comm->size * sizeof *all);
+    if (!all)
+        return loom_fail(LOOM_ERR_MEMORY, "agreement in group %s: out of memory", comm->name);
+    loom_status status = loom_all_gather(comm, &own, all, 1, LOOM_I64);
+    int first = 0;
+    while (status == LOOM_OK && first < comm->size && all[first] == LOOM_OK)
+        first++;
+    free(all);
+    if (status != LOOM_OK || first == comm->size)
+        return status;
+    char theirs[LOOM__MESSAGE];
+    memcpy(theirs, message, sizeof theirs);
+    LOOM_TRY(loom_broadcast(comm, theirs, (int64_t)sizeof theirs, LOOM_U8, first));
+    if (mine != LOOM_OK)
+        return loom_fail(mine, "%s", message);
+    theirs[sizeof theirs - 1] = '\0';
+    return loom_fail(LOOM_ERR_ABORTED, "rank %d: %s", comm->ranks[first], theirs);
+}

@@ -1,0 +1,42 @@
+/* The rank object, and what the launchers share. */
+#ifndef RUNTIME_RANK_H
+#define RUNTIME_RANK_H
+
+#include "comm/comm.h"
+#include <megaloom/rank.h>
+
+struct loom__allocator; /* of the allocator in this room; made on first use, ended with the rank */
+
+struct loom_rank {
+    int index, count;
+    int local_index, local_count;
+    loom__endpoint *endpoint;
+    loom_team *team;
+    const loom_kernels *kernels;
+    struct loom__allocator *allocator;
+    int64_t tapes; /* made so far: the number of the newest */
+    loom_run_options options;
+};
+
+/* Gives the rank its team (bound to cpus, or not bound when NULL) in the calling thread, which owns it from now on. The
+ * endpoint becomes the rank's, also on failure. */
+loom_status loom__rank_open(loom_rank *rank, loom__endpoint *endpoint, int local_index, int local_count, int threads,
+    const int *cpus, const loom_run_options *options);
+/* Frees what the rank owns: allocator, team, groups, endpoint. */
+void loom__rank_close(loom_rank *rank);
+
+/* Moves the rank's outstanding operations on; to be called now and then in long computations. */
+void loom__rank_progress(loom_rank *rank);
+
+/* Runs the rank's function and looks for forgotten requests; then publishes that the rank has ended. On failure *text
+ * (LOOM__MESSAGE bytes) says which rank, what it had finished, and what it was doing. */
+loom_status loom__rank_run(loom_rank *rank, loom_rank_function function, void *argument, char *text);
+
+/* options, or the defaults for NULL, checked. */
+loom_status loom__run_options_resolve(const loom_run_options *given, loom_run_options *options);
+
+/* loom_run_mpi with a limit on the bytes of one MPI message (0 = as large as MPI can). */
+loom_status loom__run_mpi(
+    loom_rank_function function, void *argument, const loom_run_options *options, size_t chunk_bytes);
+
+#endif

@@ -1,0 +1,208 @@
+/* This process as one rank of an MPI run. When the function has returned, all ranks meet once more: if all come, they
+ * all know how the run ended, and MPI is finalised; if not, the run is ended with MPI_Abort. Invariant: whoever ends
+ * the run has written the reason before, once a machine: to the log, or from the SIGTERM handler to stderr. */
+#include "runtime/binding.h"
+#include "runtime/rank.h"
+
+#if MEGALOOM_MPI
+#include <mpi.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* How long a rank that failed waits for the others to fail as well, before it ends the run for all. */
+#define MEET_AFTER_FAILURE 2.0
+
+/* A signal handler has no argument; this is what it may look at. Set while a run is under way. */
+static loom__board *_Atomic signal_board;
+
+static void write_line(const char *text) {
+    char line[LOOM__MESSAGE + 16];
+    size_t length = 0;
+    for (const char *from = "megaloom: "; *from; from++)
+        line[length++] = *from;
+    for (; *text && length + 1 < sizeof line; text++)
+        line[length++] = *text;
+    line[length++] = '\n';
+    /* One write, so that lines of several processes do not mix. Nobody is left to hear that it failed. */
+    if (write(STDERR_FILENO, line, length) < 0)
+        return;
+}
+
+static size_t append(char *line, size_t length, const char *text) {
+    while (*text && length < 1000)
+        line[length++] = *text++;
+    line[length] = '\0';
+    return length;
+}
+
+static void write_page(const loom__page *page, bool dead) {
+    char line[1024 + 512], digits[12];
+    size_t length = append(line, 0, "rank "), n = sizeof digits - 1;
+    int32_t rank = atomic_load_explicit(&page->rank, memory_order_relaxed);
+    digits[n] = '\0';
+    do {
+        digits[--n] = (char)('0' + rank % 10);
+        rank /= 10;
+    } while (rank > 0);
+    length = append(line, length, digits + n);
+    uint32_t state = atomic_load_explicit(&page->state, memory_order_relaxed);
+    length = append(line, length,
+        dead                           ? " has died; its "
+        : state == LOOM__RANK_RETURNED ? " had returned; its "
+        : state == LOOM__RANK_FAILED   ? " had failed; its "
+                                       : ": ");
+    loom__page_describe(page, line + length, sizeof line - length);
+    write_line(line);
+}
+
+/* mpirun sends SIGTERM as soon as a process has died, and SIGKILL a second later. Only calls that are safe here are
+ * made. */
+static void on_sigterm(int signal_number) {
+    loom__board *board = signal_board;
+    if (board && loom__board_claim_report(board)) {
+        bool known = loom__board_aborted(board);
+        if (known)
+            write_line(board->message);
+        for (int i = 0; i < board->pages; i++) {
+            const loom__page *page = &board->page[i];
+            if (atomic_load_explicit(&page->state, memory_order_relaxed) == LOOM__RANK_RUNNING &&
+                loom__page_process_is_dead(page)) {
+                write_page(page, true);
+                known = true;
+            }
+        }
+        if (!known)
+            write_line("the run was ended from outside (SIGTERM)");
+        for (int i = 0; i < board->pages; i++)
+            if (!loom__page_process_is_dead(&board->page[i]))
+                write_page(&board->page[i], false);
+    }
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
+static void report(const loom_run_options *options, loom__board *board, const char *text) {
+    if (!options->log || !loom__board_claim_report(board))
+        return;
+    options->log(options->log_context, LOOM_LOG_ERROR, text);
+    if (board->status == LOOM_ERR_TIMEOUT || board->status == LOOM_ERR_COMM)
+        loom__board_dump(board, options->log, options->log_context);
+}
+
+static void warn_about_binding(loom_rank *rank, const loom__cpus *cpus, int threads) {
+    if (threads > cpus->count && cpus->online > cpus->count)
+        loom_rank_log(rank, LOOM_LOG_WARNING,
+            "rank %d has %d compute threads, but the launcher bound it to %d of %d CPUs: they will take turns. Start "
+            "it "
+            "with `mpirun --bind-to none`, or `mpirun --map-by slot:PE=%d --bind-to core`",
+            rank->index, threads, cpus->count, cpus->online, threads);
+}
+
+/* All ranks tell how their function ended. Returns whether everybody came. */
+static bool meet(loom_rank *rank, loom_status status, char *text) {
+    loom__endpoint *endpoint = rank->endpoint;
+    if (endpoint->failure)
+        return false;
+    endpoint->ending = true;
+    if (status != LOOM_OK) {
+        double patience = rank->options.grace < MEET_AFTER_FAILURE ? rank->options.grace : MEET_AFTER_FAILURE;
+        if (endpoint->timeout > patience)
+            endpoint->timeout = patience;
+        loom_fail(status, "%s", text);
+    }
+    loom_status together = loom_agree(endpoint->end, status);
+    if (together != LOOM_OK && status == LOOM_OK)
+        snprintf(text, LOOM__MESSAGE, "%s", loom_error_message());
+    return !endpoint->failure;
+}
+
+static loom_status run_rank(loom_rank_function function, void *argument, const loom_run_options *options,
+    size_t chunk_bytes, const loom__cpus *cpus, bool own) {
+    loom__endpoint *endpoint;
+    loom__mpi_place place;
+    loom__endpoint_options waits = {.timeout = options->timeout};
+    LOOM_TRY(loom__endpoint_create_mpi(&waits, chunk_bytes, cpus->hash, &place, &endpoint));
+    int sharing = place.same_cores ? place.local_size : 1, seat = place.same_cores ? place.local_rank : 0;
+    int threads = options->threads > 0 ? options->threads : loom__cpus_default_threads(cpus, sharing);
+    endpoint->oversubscribed = (int64_t)sharing * threads > cpus->count;
+    struct sigaction handler = {.sa_handler = on_sigterm}, before;
+    signal_board = endpoint->board;
+    sigaction(SIGTERM, &handler, &before);
+    /* A caller with a handler of its own has plans for this signal. */
+    if (before.sa_handler != SIG_DFL)
+        sigaction(SIGTERM, &before, NULL);
+    loom_rank rank;
+    char text[LOOM__MESSAGE] = "";
+    loom_status status = loom__rank_open(&rank, endpoint, place.local_rank, place.local_size, threads,
+        loom__cpus_of_rank(cpus, sharing, seat, threads), options);
+    if (status == LOOM_OK) {
+        warn_about_binding(&rank, cpus, threads);
+        status = loom__rank_run(&rank, function, argument, text);
+    } else {
+        snprintf(text, sizeof text, "rank %d could not start: %s", endpoint->rank, loom_error_message());
+        loom__board_abort(endpoint->board, endpoint->rank, status, text);
+    }
+    bool together = meet(&rank, status, text);
+    if (together && status == LOOM_OK && text[0])
+        status = LOOM_ERR_ABORTED;
+    if (!together && status == LOOM_OK) {
+        status = endpoint->failure;
+        snprintf(text, sizeof text, "%s", endpoint->failure_text);
+    }
+    if (status != LOOM_OK)
+        report(options, endpoint->board, text);
+    if (!together && own && endpoint->size > 1)
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    sigaction(SIGTERM, &before, NULL);
+    signal_board = NULL;
+    loom__rank_close(&rank);
+    return status == LOOM_OK ? LOOM_OK : loom_fail(status, "%s", text);
+}
+
+loom_status loom__run_mpi(
+    loom_rank_function function, void *argument, const loom_run_options *given, size_t chunk_bytes) {
+    loom_run_options options;
+    int initialised, finalised, level = MPI_THREAD_FUNNELED;
+    if (!function)
+        return loom_fail(LOOM_ERR_ARGUMENT, "loom_run_mpi: the function is NULL");
+    LOOM_TRY(loom__run_options_resolve(given, &options));
+    MPI_Finalized(&finalised);
+    if (finalised)
+        return loom_fail(LOOM_ERR_STATE, "loom_run_mpi: MPI has been finalised; a process can run it once");
+    MPI_Initialized(&initialised);
+    if (!initialised)
+        MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level);
+    else
+        MPI_Query_thread(&level);
+    loom__cpus cpus = {0};
+    loom_status status = loom__cpus_allowed(&cpus);
+    if (status == LOOM_OK && level < MPI_THREAD_FUNNELED)
+        status = loom_fail(LOOM_ERR_STATE, "loom_run_mpi: MPI was initialised for single-threaded use; MPI_Init_thread "
+                                           "with MPI_THREAD_FUNNELED is needed");
+    if (status == LOOM_OK)
+        status = run_rank(function, argument, &options, chunk_bytes, &cpus, !initialised);
+    loom__cpus_free(&cpus);
+    if (!initialised)
+        MPI_Finalize();
+    return status;
+}
+
+#else
+
+loom_status loom__run_mpi(
+    loom_rank_function function, void *argument, const loom_run_options *options, size_t chunk_bytes) {
+    (void)function;
+    (void)argument;
+    (void)options;
+    (void)chunk_bytes;
+    return loom_fail(LOOM_ERR_UNSUPPORTED, "this build of Megaloom has no MPI (configure with -DMEGALOOM_MPI=ON)");
+}
+
+#endif
+
+loom_status loom_run_mpi(loom_rank_function function, void *argument, const loom_run_options *options) {
+    return loom__run_mpi(function, argument, options, 0);
+}

@@ -1,0 +1,265 @@
+/* How MPI runs end. The test program starts mpirun with itself and the name of a scene; the scene's rank 2 misbehaves;
+ * the test reads what the run wrote and how long it took. */
+#include "parallel/comm_cases.h"
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#if MEGALOOM_MPI
+static const char *own_path;
+
+static void nap(double time) {
+    struct timespec rest = {(time_t)time, (long)((time - (double)(time_t)time) * 1e9)};
+    nanosleep(&rest, NULL);
+}
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* The scenes: what a rank does. */
+
+static loom_status scene(loom_rank *rank, void *argument) {
+    const char *name = argument;
+    loom_comm *world = loom_rank_world(rank), *pair = NULL;
+    int me = loom_rank_index(rank), two[2] = {1, 2};
+    int64_t x = 1, all[3];
+    if (strcmp(name, "bound") == 0)
+        return LOOM_OK;
+    if (strcmp(name, "local") == 0)
+        return loom_run_local(2, scene, argument, NULL);
+    if (me > 0)
+        LOOM_TRY(loom_group_create(rank, "tp", two, 2, &pair));
+    LOOM_TRY(loom_barrier(world));
+    if (strcmp(name, "kill-group") == 0 && me == 2)
+        raise(SIGKILL);
+    if (strcmp(name, "kill-group") == 0 && me == 1)
+        return loom_all_reduce(pair, &x, &x, 1, LOOM_I64, LOOM_SUM);
+    if (strncmp(name, "kill", 4) == 0) {
+        if (me == 2)
+            raise(SIGKILL);
+        nap(30);
+    }
+    if (strcmp(name, "disagree") == 0 && me == 2)
+        return loom_all_gather(world, &x, all, 1, LOOM_I64);
+    if (strcmp(name, "message") == 0 && me > 0)
+        return me == 1 ? loom_send(pair, all, 3, LOOM_I64, 1, 0) : loom_receive(pair, all, 2, LOOM_I64, 0, 0);
+    if (strcmp(name, "together") == 0) {
+        loom_status mine = me == 2 ? loom_fail(LOOM_ERR_IO, "the disk is full") : LOOM_OK;
+        return loom_agree(world, mine);
+    }
+    if (strcmp(name, "late") == 0) {
+        if (me == 2)
+            nap(30);
+        return LOOM_OK;
+    }
+    if (me == 2) {
+        if (strcmp(name, "exit") == 0)
+            exit(3);
+        if (strcmp(name, "early") == 0)
+            return LOOM_OK;
+        loom_rank_note(rank, "reading a batch");
+        if (strcmp(name, "fail") == 0)
+            return loom_fail(LOOM_ERR_IO, "the data set has a hole");
+        if (strcmp(name, "sleep") == 0)
+            nap(1000);
+    }
+    return loom_all_reduce(world, &x, &x, 1, LOOM_I64, LOOM_SUM);
+}
+
+static void to_stderr(void *context, loom_log_level level, const char *line) {
+    (void)context;
+    fprintf(stderr, "LOG %d %s\n", (int)level, line);
+}
+
+static int play(char *name) {
+    loom_run_options options = loom_run_options_default();
+    options.threads = strcmp(name, "bound") == 0 ? 2 : 1;
+    options.timeout = strcmp(name, "sleep") == 0 || strcmp(name, "late") == 0 ? 1 : 30;
+    options.grace = 2;
+    options.log = to_stderr;
+    return loom_run_mpi(scene, name, &options) == LOOM_OK ? 0 : 1;
+}
+
+/* The tests: what a person sees. */
+
+typedef struct outcome {
+    char text[1 << 16];
+    int status;
+    double seconds;
+} outcome;
+
+static void start(const char *flags, const char *name, outcome *out) {
+    char command[2048];
+    const char *mpirun = getenv("MEGALOOM_MPIRUN");
+    snprintf(command, sizeof command,
+        "exec %s --allow-run-as-root --oversubscribe --mca btl_vader_single_copy_mechanism none %s '%s' %s 2>&1",
+        mpirun && *mpirun ? mpirun : "mpirun", flags, own_path, name);
+    double began = seconds();
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    size_t length = fread(out->text, 1, sizeof out->text - 1, pipe);
+    out->text[length] = '\0';
+    out->status = pclose(pipe);
+    out->seconds = seconds() - began;
+}
+
+static void expect(const outcome *out, const char *part) {
+    if (!strstr(out->text, part))
+        fail_msg("\"%s\" is missing in:\n%s", part, out->text);
+}
+
+static int times(const outcome *out, const char *part) {
+    int count = 0;
+    for (const char *at = out->text; (at = strstr(at, part)); at++)
+        count++;
+    return count;
+}
+
+/* Three ranks; the run must fail, and soon. */
+static void start_failing(const char *name, outcome *out) {
+    start("-n 3 --bind-to none", name, out);
+    assert_int_not_equal(out->status, 0);
+    assert_true(out->seconds < 20);
+}
+
+static void a_killed_process_is_named_with_its_operations(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("kill-group", &out);
+    expect(&out, "rank 2 has died");
+    expect(&out, "last finished operation: barrier #1 of group world");
+    expect(&out, "current: between operations");
+    expect(&out, "group tp");
+}
+
+static void a_killed_process_is_named_by_ranks_that_compute(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("kill-busy", &out);
+    expect(&out, "megaloom: rank 2 has died; its last finished operation: barrier #1 of group world");
+    assert_int_equal(times(&out, "rank 2 has died"), 1);
+}
+
+static void a_process_that_exits_is_named(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("exit", &out);
+    expect(&out, "rank 2 has died");
+    expect(&out, "barrier #1 of group world");
+}
+
+static void a_process_that_sleeps_in_the_loader_is_named_after_the_timeout(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("sleep", &out);
+    expect(&out, "rank 2 has not come to all_reduce #2 of group world");
+    expect(&out, "rank 2's last finished operation: barrier #1 of group world");
+    expect(&out, "current: reading a batch");
+}
+
+static void a_rank_that_fails_ends_the_run_and_is_named(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("fail", &out);
+    expect(&out, "rank 2: the data set has a hole");
+    expect(&out, "current: reading a batch");
+    expect(&out, "barrier #1 of group world");
+}
+
+static void a_rank_that_returns_early_is_named(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("early", &out);
+    expect(&out, "rank 2 returned from its function without coming to all_reduce #2 of group world");
+}
+
+static void a_rank_that_does_not_return_is_named_after_the_timeout(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("late", &out);
+    expect(&out, "rank 2 has not come to all_gather #1 of group end of the run");
+}
+
+static void members_that_disagree_are_told_so(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("disagree", &out);
+    expect(&out, "group world");
+    expect(&out, "disagree");
+}
+
+static void a_receive_of_another_count_is_an_error(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("message", &out);
+    expect(&out, "group tp");
+    expect(&out, "3 elements of I64");
+    expect(&out, "2 elements of I64");
+}
+
+static void ranks_that_fail_together_say_so_once_and_are_not_aborted(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("together", &out);
+    assert_int_equal(times(&out, "the disk is full"), 1);
+    assert_int_equal(times(&out, "MPI_ABORT"), 0);
+}
+
+static void local_ranks_inside_an_mpi_run_are_refused(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("local", &out);
+    expect(&out, "loom_run_local was called inside an MPI run of 3 processes");
+}
+
+static void a_team_on_one_core_is_told_which_option_it_needs(void **state) {
+    (void)state;
+    if (sysconf(_SC_NPROCESSORS_ONLN) < 2) {
+        print_message("one CPU: mpirun cannot bind to a part of it\n");
+        skip();
+    }
+    static outcome out;
+    start("-n 1 --bind-to core", "bound", &out);
+    assert_int_equal(out.status, 0);
+    expect(&out, "LOG 2 rank 0 has 2 compute threads, but the launcher bound it to 1 of");
+    expect(&out, "mpirun --bind-to none");
+}
+
+int main(int argc, char **argv) {
+    own_path = argv[0];
+    if (argc > 1)
+        return play(argv[1]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_killed_process_is_named_with_its_operations),
+        cmocka_unit_test(a_killed_process_is_named_by_ranks_that_compute),
+        cmocka_unit_test(a_process_that_exits_is_named),
+        cmocka_unit_test(a_process_that_sleeps_in_the_loader_is_named_after_the_timeout),
+        cmocka_unit_test(a_rank_that_fails_ends_the_run_and_is_named),
+        cmocka_unit_test(a_rank_that_returns_early_is_named),
+        cmocka_unit_test(a_rank_that_does_not_return_is_named_after_the_timeout),
+        cmocka_unit_test(members_that_disagree_are_told_so),
+        cmocka_unit_test(a_receive_of_another_count_is_an_error),
+        cmocka_unit_test(ranks_that_fail_together_say_so_once_and_are_not_aborted),
+        cmocka_unit_test(local_ranks_inside_an_mpi_run_are_refused),
+        cmocka_unit_test(a_team_on_one_core_is_told_which_option_it_needs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+int main(void) {
+    puts("left out: this build has no MPI");
+    return 0;
+}
+
+#endif
