@@ -1,0 +1,499 @@
+/* The local operations: each is one kernel forward, one backward, and what has to be kept between them. Nothing here
+ * communicates; `parallel` builds on the same door. */
+#include <megaloom/tensor.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KERNELS(tape) loom_rank_kernels(loom_tape_rank(tape))
+#define TEAM(tape) loom_rank_team(loom_tape_rank(tape))
+
+static int64_t last_axis(const loom_tensor *x) {
+    return x->dims ? x->shape[x->dims - 1] : 1;
+}
+
+static loom_status create_like(loom_tape *tape, const loom_tensor *like, loom_tensor **out) {
+    return loom_tensor_create(loom_tape_rank(tape), LOOM_F32, like->dims, like->shape, out);
+}
+
+/* The end of every forward: on failure the output goes back, on success it is handed out. */
+static loom_status finish(loom_status status, loom_tensor *made, loom_tensor **output) {
+    if (status) {
+        loom_tensor_release(made);
+        return status;
+    }
+    *output = made;
+    return LOOM_OK;
+}
+
+/* A weight or bias over the last axis; NULL is none. */
+static loom_status check_vector(const loom_parameter *parameter, int64_t width) {
+    if (parameter && parameter->shape[0] != width)
+        return loom_fail(LOOM_ERR_ARGUMENT, "%s has %lld elements, its input's last axis %lld", parameter->name,
+            (long long)parameter->shape[0], (long long)width);
+    return LOOM_OK;
+}
+
+static loom_status check_sample_numbers(const loom_dropout *dropout, const int64_t *sample) {
+    if (dropout->probability > 0 && !sample)
+        return loom_fail(LOOM_ERR_ARGUMENT, "a dropout of probability %g needs the sample numbers of its rows",
+            (double)dropout->probability);
+    return LOOM_OK;
+}
+
+/* ---- normalization ---- */
+
+static loom_status norm_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+    loom_tensor *x = loom_node_saved(node, 0), *mean = loom_node_saved(node, 1), *rstd = loom_node_saved(node, 2);
+    const loom_parameter *weight = *(loom_parameter **)loom_node_state(node);
+    int64_t h = last_axis(x), rows = loom_tensor_count(x) / (h ? h : 1);
+    loom_tensor *d_x;
+    LOOM_TRY(create_like(tape, x, &d_x));
+    if (mean)
+        KERNELS(tape)->layernorm_backward_input(TEAM(tape), rows, h, loom_tensor_f32(x), weight->data,
+            loom_tensor_f32(mean), loom_tensor_f32(rstd), loom_tensor_f32(d_y), loom_tensor_f32(d_x));
+    else
+        KERNELS(tape)->rmsnorm_backward_input(TEAM(tape), rows, h, loom_tensor_f32(x), weight->data,
+            loom_tensor_f32(rstd), loom_tensor_f32(d_y), loom_tensor_f32(d_x));
+    return loom_tape_give(tape, node, 0, d_x);
+}
+
+static loom_status norm_weight(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+    loom_tensor *x = loom_node_saved(node, 0), *mean = loom_node_saved(node, 1), *rstd = loom_node_saved(node, 2);
+    int64_t h = last_axis(x), rows = loom_tensor_count(x) / (h ? h : 1);
+    bool accumulate, bias_accumulate;
+    float *d_weight = loom_parameter_begin_grad(loom_node_parameter(node, 0), &accumulate);
+    if (!mean) {
+        KERNELS(tape)->rmsnorm_backward_weight(
+            TEAM(tape), rows, h, loom_tensor_f32(x), loom_tensor_f32(rstd), loom_tensor_f32(d_y), accumulate, d_weight);
+        return LOOM_OK;
+    }
+    loom_parameter *bias = loom_node_parameter(node, 1);
+    if (!bias)
+        return loom_fail(
+            LOOM_ERR_UNSUPPORTED, "not supported yet: a layer norm of which only the weight or the bias trains");
+    float *d_bias = loom_parameter_begin_grad(bias, &bias_accumulate);
+    if (accumulate != bias_accumulate)
+        return loom_fail(LOOM_ERR_INTERNAL, "weight and bias of a norm differ in their number of contributions");
+    KERNELS(tape)->layernorm_backward_weight(TEAM(tape), rows, h, loom_tensor_f32(x), loom_tensor_f32(mean),
+        loom_tensor_f32(rstd), loom_tensor_f32(d_y), accumulate, d_weight, d_bias);
+    return LOOM_OK;
+}
+
+static const loom_op norm_op = {"norm", norm_input, norm_weight, NULL};
+
+loom_status loom_norm(
+    loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_parameter *bias, float eps, loom_tensor **output) {
+    LOOM_TRY(loom_tensor_ready(x));
+    int64_t h = last_axis(x), rows = loom_tensor_count(x) / (h ? h : 1);
+    LOOM_TRY(check_vector(weight, h));
+    LOOM_TRY(check_vector(bias, h));
+    loom_tensor *y = NULL, *mean = NULL, *rstd = NULL;
+    loom_status status = create_like(tape, x, &y);
+    if (!status)
+        status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 1, &rows, &rstd);
+    if (!status && bias)
+        status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 1, &rows, &mean);
+    if (!status) {
+        if (bias)
+            KERNELS(tape)->layernorm(TEAM(tape), rows, h, eps, loom_tensor_f32(x), weight->data, bias->data,
+                loom_tensor_f32(y), loom_tensor_f32(mean), loom_tensor_f32(rstd));
+        else
+            KERNELS(tape)->rmsnorm(
+                TEAM(tape), rows, h, eps, loom_tensor_f32(x), weight->data, loom_tensor_f32(y), loom_tensor_f32(rstd));
+        loom_node *node;
+        status = loom_tape_record(tape, &norm_op, sizeof(loom_parameter *), (loom_tensor *[]){x}, 1,
+            (loom_parameter *[]){weight, bias}, bias ? 2 : 1, y, &node);
+        if (!status && node) {
+            *(loom_parameter **)loom_node_state(node) = weight;
+            loom_node_save(node, x);
+            loom_node_save(node, mean);
+            loom_node_save(node, rstd);
+        }
+    }
+    loom_tensor_release(mean);
+    loom_tensor_release(rstd);
+    return finish(status, y, output);
+}
+
+/* ---- activation ---- */
+
+typedef struct activate_state {
+    loom_activation act;
+    const loom_parameter *bias;
+    loom_tensor *d_x; /* the weight half sums its rows */
+} activate_state;
+
+static int64_t activation_width(loom_activation act, const loom_tensor *x) {
+    return loom_activation_is_gated(act) ? last_axis(x) / 2 : last_axis(x);
+}
+
+static loom_status activate_gradient(loom_tape *tape, loom_node *node, loom_tensor *d_y, loom_tensor **d_x) {
+    activate_state *state = loom_node_state(node);
+    loom_tensor *x = loom_node_saved(node, 0);
+    int64_t f = activation_width(state->act, x), rows = loom_tensor_count(x) / (last_axis(x) ? last_axis(x) : 1);
+    LOOM_TRY(create_like(tape, x, d_x));
+    KERNELS(tape)->activation_backward(TEAM(tape), state->act, rows, f, loom_tensor_f32(x),
+        state->bias ? state->bias->data : NULL, loom_tensor_f32(d_y), loom_tensor_f32(*d_x));
+    return LOOM_OK;
+}
+
+static loom_status activate_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+    activate_state *state = loom_node_state(node);
+    loom_tensor *d_x;
+    LOOM_TRY(activate_gradient(tape, node, d_y, &d_x));
+    if (loom_node_parameter(node, 0))
+        state->d_x = loom_tensor_retain(d_x);
+    return loom_tape_give(tape, node, 0, d_x);
+}
+
+static loom_status activate_weight(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+    activate_state *state = loom_node_state(node);
+    if (!state->d_x)
+        LOOM_TRY(activate_gradient(tape, node, d_y, &state->d_x));
+    int64_t width = last_axis(state->d_x);
+    bool accumulate;
+    float *d_bias = loom_parameter_begin_grad(loom_node_parameter(node, 0), &accumulate);
+    KERNELS(tape)->bias_gradient(TEAM(tape), loom_tensor_count(state->d_x) / (width ? width : 1), width,
+        loom_tensor_f32(state->d_x), accumulate, d_bias);
+    loom_tensor_release(state->d_x);
+    state->d_x = NULL;
+    return LOOM_OK;
+}
+
+static void activate_release(loom_node *node) {
+    loom_tensor_release(((activate_state *)loom_node_state(node))->d_x);
+}
+
+static const loom_op activate_op = {"activation", activate_input, activate_weight, activate_release};
+
+loom_status loom_activate(
+    loom_tape *tape, loom_activation act, loom_tensor *x, loom_parameter *bias, loom_tensor **output) {
+    if (x->dims < 1)
+        return loom_fail(LOOM_ERR_ARGUMENT, "an activation needs at least one axis, found none");
+    LOOM_TRY(loom_tensor_ready(x));
+    int64_t width = last_axis(x), f = activation_width(act, x), shape[LOOM_MAX_DIMS];
+    if (loom_activation_is_gated(act) && width % 2)
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "a gated activation needs [gate | up], found an odd width of %lld", (long long)width);
+    LOOM_TRY(check_vector(bias, width));
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->dims - 1] = f;
+    loom_tensor *y;
+    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), LOOM_F32, x->dims, shape, &y));
+    KERNELS(tape)->activation(TEAM(tape), act, loom_tensor_count(x) / (width ? width : 1), f, loom_tensor_f32(x),
+        bias ? bias->data : NULL, loom_tensor_f32(y));
+    loom_node *node;
+    loom_status status = loom_tape_record(tape, &activate_op, sizeof(activate_state), (loom_tensor *[]){x}, 1,
+        (loom_parameter *[]){bias}, bias ? 1 : 0, y, &node);
+    if (!status && node) {
+        *(activate_state *)loom_node_state(node) = (activate_state){act, bias, NULL};
+        loom_node_save(node, x);
+    }
+    return finish(status, y, output);
+}
+
+/* ---- bias, dropout and residual ---- */
+
+typedef struct dropout_state {
+    loom_dropout dropout;
+    loom_row_coordinates rows;
+    int64_t *sample;
+    int64_t h;
+    loom_tensor *d_x;
+} dropout_state;
+
+static loom_status dropout_gradient(loom_tape *tape, dropout_state *state, loom_tensor *d_y, loom_tensor **d_x) {
+    if (state->dropout.probability == 0) {
+        *d_x = loom_tensor_retain(d_y);
+        return LOOM_OK;
+    }
+    LOOM_TRY(create_like(tape, d_y, d_x));
+    KERNELS(tape)->dropout_backward(
+        TEAM(tape), &state->rows, state->h, &state->dropout, loom_tensor_f32(d_y), loom_tensor_f32(*d_x));
+    return LOOM_OK;
+}
+
+static loom_status dropout_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+    dropout_state *state = loom_node_state(node);
+    if (loom_node_wants(node, 1))
+        LOOM_TRY(loom_tape_give(tape, node, 1, loom_tensor_retain(d_y)));
+    if (!loom_node_wants(node, 0))
+        return LOOM_OK;
+    loom_tensor *d_x;
+    LOOM_TRY(dropout_gradient(tape, state, d_y, &d_x));
+    if (loom_node_parameter(node, 0) && d_x != d_y)
+        state->d_x = loom_tensor_retain(d_x);
+    return loom_tape_give(tape, node, 0, d_x);
+}
+
+static loom_status dropout_weight(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+    dropout_state *state = loom_node_state(node);
+    if (!state->d_x)
+        LOOM_TRY(dropout_gradient(tape, state, d_y, &state->d_x));
+    bool accumulate;
+    float *d_bias = loom_parameter_begin_grad(loom_node_parameter(node, 0), &accumulate);
+    KERNELS(tape)->bias_gradient(
+        TEAM(tape), state->rows.s * state->rows.b, state->h, loom_tensor_f32(state->d_x), accumulate, d_bias);
+    loom_tensor_release(state->d_x);
+    state->d_x = NULL;
+    return LOOM_OK;
+}
+
+static void dropout_release(loom_node *node) {
+    dropout_state *state = loom_node_state(node);
+    loom_tensor_release(state->d_x);
+    free(state->sample);
+}
+
+static const loom_op dropout_op = {"bias, dropout and residual", dropout_input, dropout_weight, dropout_release};
+
+loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_parameter *bias, loom_tensor *residual,
+    const loom_dropout *dropout, const int64_t *sample, int64_t position_offset, loom_tensor **output) {
+    if (x->dims != 3)
+        return loom_fail(LOOM_ERR_ARGUMENT, "dropout expects [s, b, h], found %d dimensions", x->dims);
+    LOOM_TRY(check_vector(bias, x->shape[2]));
+    LOOM_TRY(check_sample_numbers(dropout, sample));
+    if (residual && loom_tensor_count(residual) != loom_tensor_count(x))
+        return loom_fail(LOOM_ERR_ARGUMENT, "a residual of %lld elements for %lld",
+            (long long)loom_tensor_count(residual), (long long)loom_tensor_count(x));
+    LOOM_TRY(loom_tensor_ready(x));
+    if (residual)
+        LOOM_TRY(loom_tensor_ready(residual));
+    int64_t s = x->shape[0], b = x->shape[1], h = x->shape[2];
+    dropout_state made = {.dropout = *dropout, .rows = {s, b, position_offset, NULL}, .h = h};
+    if (dropout->probability > 0) {
+        made.sample = malloc((size_t)(b ? b : 1) * sizeof *made.sample);
+        if (!made.sample)
+            return loom_fail(LOOM_ERR_MEMORY, "out of memory for the sample numbers of a dropout");
+        memcpy(made.sample, sample, (size_t)b * sizeof *made.sample);
+        made.rows.sample = made.sample;
+    }
+    loom_tensor *y = NULL;
+    loom_node *node = NULL;
+    loom_status status = create_like(tape, x, &y);
+    if (!status) {
+        KERNELS(tape)->bias_dropout_add(TEAM(tape), &made.rows, h, dropout, loom_tensor_f32(x),
+            bias ? bias->data : NULL, residual ? loom_tensor_f32(residual) : NULL, loom_tensor_f32(y));
+        status = loom_tape_record(tape, &dropout_op, sizeof(dropout_state), (loom_tensor *[]){x, residual}, 2,
+            (loom_parameter *[]){bias}, bias ? 1 : 0, y, &node);
+    }
+    if (!status && node)
+        *(dropout_state *)loom_node_state(node) = made;
+    else
+        free(made.sample);
+    return finish(status, y, output);
+}
+
+static loom_status add_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+    LOOM_TRY(loom_tape_give(tape, node, 0, loom_tensor_retain(d_y)));
+    return loom_tape_give(tape, node, 1, loom_tensor_retain(d_y));
+}
+
+static const loom_op add_op = {"add", add_input, NULL, NULL};
+
+loom_status loom_add(loom_tape *tape, loom_tensor *x, loom_tensor *y, loom_tensor **output) {
+    LOOM_TRY(loom_tensor_ready(x));
+    LOOM_TRY(loom_tensor_ready(y));
+    int64_t count = loom_tensor_count(x);
+    if (count != loom_tensor_count(y))
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "adding %lld elements to %lld", (long long)loom_tensor_count(y), (long long)count);
+    loom_tensor *sum;
+    LOOM_TRY(create_like(tape, x, &sum));
+    memcpy(sum->data, x->data, (size_t)count * sizeof(float));
+    KERNELS(tape)->add(TEAM(tape), count, loom_tensor_f32(y), loom_tensor_f32(sum));
+    loom_node *node;
+    loom_status status = loom_tape_record(tape, &add_op, 0, (loom_tensor *[]){x, y}, 2, NULL, 0, sum, &node);
+    return finish(status, sum, output);
+}
+
+/* ---- rotary positions ---- */
+
+typedef struct rope_state {
+    loom_rope_table table;
+    int64_t groups, heads_per_group, d, position_offset;
+    int32_t *positions;
+} rope_state;
+
+static void rotate(loom_tape *tape, const rope_state *state, bool inverse, loom_tensor *x) {
+    /* q heads and k of a group are neighbours in the fused layout: one run of heads_per_group + 1 heads. */
+    KERNELS(tape)->rope(TEAM(tape), x->shape[0], x->shape[1], x->shape[2], state->groups, state->heads_per_group + 1,
+        (state->heads_per_group + 2) * state->d, state->d, state->table.rotary_d, state->table.cosine,
+        state->table.sine, state->positions, state->position_offset, inverse, loom_tensor_f32(x));
+}
+
+static loom_status rope_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+    loom_tensor *d_x;
+    if (!loom_tensor_is_shared(d_y)) {
+        d_x = loom_tensor_retain(d_y);
+    } else {
+        LOOM_TRY(create_like(tape, d_y, &d_x));
+        memcpy(d_x->data, d_y->data, (size_t)loom_tensor_count(d_y) * sizeof(float));
+    }
+    rotate(tape, loom_node_state(node), true, d_x);
+    return loom_tape_give(tape, node, 0, d_x);
+}
+
+static void rope_release(loom_node *node) {
+    free(((rope_state *)loom_node_state(node))->positions);
+}
+
+static const loom_op rope_op = {"rotary embedding", rope_input, NULL, rope_release};
+
+static loom_status check_fused(const loom_tensor *x, int64_t groups, int64_t heads_per_group, int64_t d) {
+    if (x->dims != 3 || x->shape[2] != groups * (heads_per_group + 2) * d)
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "fused qkv of %lld groups of %lld heads of %lld: found width %lld, expected %lld", (long long)groups,
+            (long long)heads_per_group, (long long)d, (long long)x->shape[2],
+            (long long)(groups * (heads_per_group + 2) * d));
+    return LOOM_OK;
+}
+
+loom_status loom_rope(loom_tape *tape, loom_tensor *x, const loom_rope_table *table, int64_t groups,
+    int64_t heads_per_group, int64_t d, const int32_t *positions, int64_t position_offset, loom_tensor **output) {
+    LOOM_TRY(check_fused(x, groups, heads_per_group, d));
+    LOOM_TRY(loom_tensor_ready(x));
+    rope_state made = {*table, groups, heads_per_group, d, position_offset, NULL};
+    int64_t s = x->shape[0], b = x->shape[1], nearest = position_offset, farthest = position_offset + s - 1;
+    for (int64_t i = 0; positions && i < s * b; i++) {
+        nearest = positions[i] < nearest || i == 0 ? positions[i] : nearest;
+        farthest = positions[i] > farthest || i == 0 ? positions[i] : farthest;
+    }
+    if (s > 0 && b > 0 && (nearest < 0 || farthest >= table->positions))
+        return loom_fail(LOOM_ERR_ARGUMENT, "rotary embedding: position %lld, expected 0 to %lld",
+            (long long)(nearest < 0 ? nearest : farthest), (long long)(table->positions - 1));
+    if (positions) {
+        made.positions = malloc((size_t)(s * b + 1) * sizeof *made.positions);
+        if (!made.positions)
+            return loom_fail(LOOM_ERR_MEMORY, "out of memory for the positions of a rotary embedding");
+        memcpy(made.positions, positions, (size_t)(s * b) * sizeof *made.positions);
+    }
+    loom_tensor *y = NULL;
+    loom_node *node = NULL;
+    loom_status status = loom_tensor_view(x, x->dims, x->shape, &y);
+    if (!status) {
+        y->tape = 0;
+        rotate(tape, &made, false, y);
+        status = loom_tape_record(tape, &rope_op, sizeof(rope_state), (loom_tensor *[]){x}, 1, NULL, 0, y, &node);
+    }
+    if (!status && node)
+        *(rope_state *)loom_node_state(node) = made;
+    else
+        free(made.positions);
+    return finish(status, y, output);
+}
+
+/* ---- attention ---- */
+
+typedef struct attention_state {
+    loom_attention_block block;
+    int32_t *document_start;
+    int64_t *sample;
+} attention_state;
+
+typedef struct fused_parts {
+    float *q, *k, *v;
+} fused_parts;
+
+static fused_parts parts_of(const loom_attention_block *block, const loom_tensor *fused) {
+    int64_t q_width = block->n / block->g * block->d;
+    float *base = loom_tensor_f32(fused);
+    return (fused_parts){base, base + q_width, base + q_width + block->d};
+}
+
+static loom_status attention_input(loom_tape *tape, loom_node *node, loom_tensor *d_out) {
+    attention_state *state = loom_node_state(node);
+    const loom_attention_block *block = &state->block;
+    loom_tensor *qkv = loom_node_saved(node, 0), *out = loom_node_saved(node, 1), *lse = loom_node_saved(node, 2);
+    loom_tensor *delta = NULL, *d_qkv = NULL;
+    LOOM_TRY(create_like(tape, lse, &delta));
+    loom_status status = create_like(tape, qkv, &d_qkv);
+    if (!status) {
+        int64_t out_stride = block->n * block->d;
+        fused_parts x = parts_of(block, qkv), d_x = parts_of(block, d_qkv);
+        KERNELS(tape)->attention_delta(
+            TEAM(tape), block, loom_tensor_f32(out), loom_tensor_f32(d_out), out_stride, loom_tensor_f32(delta));
+        KERNELS(tape)->attention_block_backward(TEAM(tape), block, x.q, x.k, x.v, loom_tensor_f32(d_out), out_stride,
+            loom_tensor_f32(lse), loom_tensor_f32(delta), false, false, d_x.q, d_x.k, d_x.v);
+        status = loom_tape_give(tape, node, 0, d_qkv);
+    }
+    loom_tensor_release(delta);
+    return status;
+}
+
+static void attention_release(loom_node *node) {
+    attention_state *state = loom_node_state(node);
+    free(state->document_start);
+    free(state->sample);
+}
+
+static const loom_op attention_op = {"attention", attention_input, NULL, attention_release};
+
+static void *copy_of(const void *source, size_t bytes) {
+    void *copy = malloc(bytes ? bytes : 1);
+    if (copy)
+        memcpy(copy, source, bytes);
+    return copy;
+}
+
+loom_status loom_attention(
+    loom_tape *tape, loom_tensor *qkv, const loom_attention_options *options, loom_tensor **output) {
+    if (options->g < 1 || options->n % options->g)
+        return loom_fail(LOOM_ERR_ARGUMENT, "attention: %lld heads are not a multiple of %lld query groups",
+            (long long)options->n, (long long)options->g);
+    int64_t per_group = options->n / options->g, d = options->d;
+    LOOM_TRY(check_fused(qkv, options->g, per_group, d));
+    LOOM_TRY(check_sample_numbers(&options->dropout, options->sample));
+    LOOM_TRY(loom_tensor_ready(qkv));
+    int64_t s = qkv->shape[0], b = qkv->shape[1], width = qkv->shape[2], group_stride = (per_group + 2) * d;
+    attention_state made = {
+        .block = {.b = b,
+            .n = options->n,
+            .g = options->g,
+            .d = d,
+            .s_q = s,
+            .s_kv = s,
+            .q_stride = width,
+            .k_stride = width,
+            .v_stride = width,
+            .q_group_stride = group_stride,
+            .kv_group_stride = group_stride,
+            .scale = options->scale,
+            .causal = options->causal,
+            .window = options->window,
+            .dropout = options->dropout,
+            .head_offset = options->head_offset},
+    };
+    loom_tensor *out = NULL, *lse = NULL;
+    loom_node *node = NULL;
+    loom_status status = LOOM_OK;
+    if (options->document_start)
+        made.block.document_start = made.document_start =
+            copy_of(options->document_start, (size_t)(b * s) * sizeof(int32_t));
+    if (options->sample)
+        made.block.sample = made.sample = copy_of(options->sample, (size_t)b * sizeof(int64_t));
+    if ((options->document_start && !made.document_start) || (options->sample && !made.sample))
+        status = loom_fail(LOOM_ERR_MEMORY, "out of memory for an attention");
+    if (!status)
+        status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 3, (int64_t[]){s, b, options->n * d}, &out);
+    if (!status)
+        status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 3, (int64_t[]){b, options->n, s}, &lse);
+    if (!status) {
+        fused_parts x = parts_of(&made.block, qkv);
+        KERNELS(tape)->attention(
+            TEAM(tape), &made.block, x.q, x.k, x.v, loom_tensor_f32(out), options->n * d, loom_tensor_f32(lse));
+        status = loom_tape_record(
+            tape, &attention_op, sizeof(attention_state), (loom_tensor *[]){qkv}, 1, NULL, 0, out, &node);
+    }
+    if (!status && node) {
+        *(attention_state *)loom_node_state(node) = made;
+        loom_node_save(node, qkv);
+        loom_node_save(node, out);
+        loom_node_save(node, lse);
+    } else {
+        free(made.document_start);
+        free(made.sample);
+    }
+    loom_tensor_release(lse);
+    return finish(status, out, output);
+}
