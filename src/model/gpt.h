@@ -1,0 +1,41 @@
+/* A decoder-only transformer (GPT-2, Llama) as a module. */
+#ifndef MODEL_GPT_H
+#define MODEL_GPT_H
+
+#include "nn/layer.h"
+#include <megaloom/module.h>
+#include <megaloom/safetensors.h>
+
+typedef struct loom__gpt {
+    loom_module module;       /* first: what users see */
+    loom_model_config config; /* as given, completed at materialize */
+    char *hf_directory;       /* where weights come from, or NULL */
+    loom_module_environment environment;
+    loom__model_spec *spec;
+    loom__parameter_set *set;
+    loom__layer *layers;
+    loom_parameter *word_embeddings, *position_embeddings, *final_norm, *final_norm_bias,
+        *output; /* output: tied or own */
+    float *cosine, *sine;
+    loom_rope_table rope;
+    loom_comm
+        *replicas; /* tensor ranks that hold a copy of the same key/value group; NULL where groups are not replicated */
+} loom__gpt;
+
+/* Shapes only: nothing is allocated for weights until materialize. The configuration is copied; its strings are
+ * borrowed. hf_directory (copied) may be NULL. */
+loom_status loom__gpt_create(const loom_model_config *config, const char *hf_directory, loom_module **module);
+
+/* Reads config.json of a Hugging Face directory into *config (all fields). */
+loom_status loom__hf_read_config(const char *directory, loom_model_config *config);
+/* Fills the set from the directory's safetensors; every tensor the model needs must be there with the right shape, and
+ * none may be there that it does not know. */
+loom_status loom__hf_load(const char *directory, loom__parameter_set *set);
+/* Describes all tensors of the set, in Hugging Face names and shapes, to a writer. */
+loom_status loom__hf_describe(const loom__parameter_set *set, loom_safetensors_writer *writer);
+/* Their values or gradients, times factor, in the order of the descriptions. Collective over tp; written where writer
+ * is not NULL. */
+loom_status loom__hf_write(const loom__parameter_set *set, loom__parameter_array array, loom_comm *tp, float factor,
+    loom_safetensors_writer *writer);
+
+#endif

@@ -1,0 +1,252 @@
+/* Weights in from, and out to, Hugging Face directories. The spec says which element of which file tensor a canonical
+ * element is; here those maps are walked, one parameter at a time, so that no more than the largest tensor is held
+ * twice. */
+#include "spec/huggingface.h"
+#include "model/gpt.h"
+#include <megaloom/safetensors.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A config.json is some hundred lines; a larger file is not one. */
+enum { CONFIG_BYTES_MAX = 1 << 20 };
+
+static loom_status read_text(const char *path, char **text, size_t *length) {
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be opened: %m", path);
+    char *buffer = malloc(CONFIG_BYTES_MAX + 1);
+    size_t got = buffer ? fread(buffer, 1, CONFIG_BYTES_MAX + 1, file) : 0;
+    bool failed = ferror(file) != 0;
+    fclose(file);
+    loom_status status = LOOM_OK;
+    if (!buffer)
+        status = loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", path);
+    else if (failed)
+        status = loom_fail(LOOM_ERR_IO, "%s: cannot be read", path);
+    else if (got > CONFIG_BYTES_MAX)
+        status = loom_fail(LOOM_ERR_FORMAT, "%s: larger than %d bytes", path, CONFIG_BYTES_MAX);
+    if (status) {
+        free(buffer);
+        return status;
+    }
+    *text = buffer;
+    *length = got;
+    return LOOM_OK;
+}
+
+loom_status loom__hf_read_config(const char *directory, loom_model_config *config) {
+    char path[4096], *text = NULL;
+    size_t length = 0;
+    if (snprintf(path, sizeof path, "%s/config.json", directory) >= (int)sizeof path)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the Hugging Face directory is too long");
+    LOOM_TRY(read_text(path, &text, &length));
+    loom_status status = loom__hf_model_config(path, text, length, config);
+    free(text);
+    return status;
+}
+
+/* ---- import ---- */
+
+typedef struct import_context {
+    const loom_safetensors *file;
+    const loom__model_spec *spec;
+    float *canonical;
+    /* The file tensor that runs are being taken from, widened once. */
+    char name[LOOM__HF_NAME_MAX];
+    float *values;
+    int64_t elements;
+} import_context;
+
+static loom_status find_tensor(const loom_safetensors *file, const loom__model_spec *spec, const char *name,
+    const loom_safetensors_tensor **tensor) {
+    const char *other = loom__hf_other_name(spec, name);
+    if (other && !loom_safetensors_has(file, name))
+        return loom_safetensors_find(file, other, tensor);
+    return loom_safetensors_find(file, name, tensor);
+}
+
+static loom_status load_tensor(import_context *context, const char *name) {
+    if (strcmp(context->name, name) == 0)
+        return LOOM_OK;
+    const loom_safetensors_tensor *tensor;
+    LOOM_TRY(find_tensor(context->file, context->spec, name, &tensor));
+    float *values = realloc(context->values, (size_t)(tensor->elements + 1) * sizeof *values);
+    if (!values)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s: %lld elements", name, (long long)tensor->elements);
+    context->values = values;
+    context->elements = tensor->elements;
+    LOOM_TRY(loom_safetensors_read_f32(tensor, 0, tensor->elements, values));
+    snprintf(context->name, sizeof context->name, "%s", name);
+    return LOOM_OK;
+}
+
+static loom_status import_run(
+    void *argument, int64_t canonical_first, int64_t count, const char *hf_name, int64_t hf_first, int64_t hf_stride) {
+    import_context *context = argument;
+    LOOM_TRY(load_tensor(context, hf_name));
+    for (int64_t i = 0; i < count; i++)
+        context->canonical[canonical_first + i] = context->values[hf_first + i * hf_stride];
+    return LOOM_OK;
+}
+
+static loom_status check_shape(void *argument, const loom__hf_tensor *wanted) {
+    const import_context *context = argument;
+    const loom_safetensors_tensor *tensor;
+    LOOM_TRY(find_tensor(context->file, context->spec, wanted->name, &tensor));
+    if (tensor->dims != wanted->dims || tensor->shape[0] != wanted->shape[0] || tensor->shape[1] != wanted->shape[1])
+        return loom_fail(LOOM_ERR_FORMAT,
+            "%s: tensor %s has shape [%lld, %lld] of %d dimensions, the model needs [%lld, %lld] of %d", tensor->path,
+            tensor->name, (long long)tensor->shape[0], (long long)tensor->shape[1], tensor->dims,
+            (long long)wanted->shape[0], (long long)wanted->shape[1], wanted->dims);
+    return LOOM_OK;
+}
+
+typedef struct name_search {
+    const loom__model_spec *spec;
+    const char *name;
+    bool found;
+} name_search;
+
+static loom_status match_name(void *argument, const loom__hf_tensor *tensor) {
+    name_search *search = argument;
+    const char *other = loom__hf_other_name(search->spec, tensor->name);
+    search->found =
+        search->found || strcmp(tensor->name, search->name) == 0 || (other && strcmp(other, search->name) == 0);
+    return LOOM_OK;
+}
+
+/* A tensor that the model has no place for would be lost without a word. */
+static loom_status check_nothing_left(const loom_safetensors *file, const loom__model_spec *spec) {
+    for (int64_t i = 0; i < loom_safetensors_count(file); i++) {
+        const loom_safetensors_tensor *tensor = loom_safetensors_get(file, i);
+        name_search search = {spec, tensor->name, false};
+        for (int64_t p = 0; !search.found && p < spec->count; p++)
+            LOOM_TRY(loom__hf_parameter_tensors(spec, &spec->parameters[p], match_name, &search));
+        if (!search.found && !loom__hf_is_ignorable(spec, tensor->name))
+            return loom_fail(LOOM_ERR_FORMAT, "%s: tensor %s has no place in this model", tensor->path, tensor->name);
+    }
+    return LOOM_OK;
+}
+
+static int64_t canonical_elements(const loom__parameter_descriptor *descriptor) {
+    return descriptor->shape[0] * (descriptor->dims == 2 ? descriptor->shape[1] : 1);
+}
+
+static loom_status import_parameter(import_context *context, loom__parameter_set *set, int64_t index) {
+    const loom__parameter_descriptor *descriptor = &set->spec->parameters[index];
+    LOOM_TRY(loom__hf_parameter_tensors(set->spec, descriptor, check_shape, context));
+    context->canonical = malloc((size_t)(canonical_elements(descriptor) + 1) * sizeof(float));
+    if (!context->canonical)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", descriptor->name);
+    loom_status status = loom__hf_source_runs(set->spec, descriptor, import_run, context);
+    if (!status)
+        status = loom__parameter_scatter(set, index, context->canonical);
+    free(context->canonical);
+    return status;
+}
+
+/* The file names that a directory may have; the first that exists wins. */
+static loom_status open_weights(const char *directory, loom_safetensors **file) {
+    static const char *const names[] = {"model.safetensors.index.json", "model.safetensors"};
+    char path[4096];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "%s/%s", directory, names[i]);
+        FILE *probe = fopen(path, "rb");
+        if (!probe)
+            continue;
+        fclose(probe);
+        return loom_safetensors_open(path, file);
+    }
+    return loom_fail(LOOM_ERR_NOT_FOUND, "%s: has neither %s nor %s", directory, names[0], names[1]);
+}
+
+loom_status loom__hf_load(const char *directory, loom__parameter_set *set) {
+    loom_safetensors *file;
+    LOOM_TRY(open_weights(directory, &file));
+    import_context context = {.file = file, .spec = set->spec};
+    loom_status status = check_nothing_left(file, set->spec);
+    for (int64_t i = 0; !status && i < set->count; i++)
+        status = import_parameter(&context, set, i);
+    free(context.values);
+    loom_safetensors_close(file);
+    return status;
+}
+
+/* ---- export ---- */
+
+typedef struct export_context {
+    loom_safetensors_writer *writer;
+    const float *canonical;
+    const char *wanted; /* the file tensor being filled */
+    float *values;
+} export_context;
+
+static loom_status describe_tensor(void *argument, const loom__hf_tensor *tensor) {
+    const export_context *context = argument;
+    return loom_safetensors_writer_add(context->writer, tensor->name, LOOM_F32, tensor->dims, tensor->shape);
+}
+
+static loom_status export_run(
+    void *argument, int64_t canonical_first, int64_t count, const char *hf_name, int64_t hf_first, int64_t hf_stride) {
+    const export_context *context = argument;
+    if (strcmp(hf_name, context->wanted) != 0)
+        return LOOM_OK;
+    for (int64_t i = 0; i < count; i++)
+        context->values[hf_first + i * hf_stride] = context->canonical[canonical_first + i];
+    return LOOM_OK;
+}
+
+typedef struct write_context {
+    export_context export;
+    const loom__model_spec *spec;
+    const loom__parameter_descriptor *descriptor;
+} write_context;
+
+static loom_status write_tensor(void *argument, const loom__hf_tensor *tensor) {
+    write_context *context = argument;
+    int64_t count = tensor->shape[0] * (tensor->dims == 2 ? tensor->shape[1] : 1);
+    context->export.values = calloc((size_t)count + 1, sizeof(float));
+    if (!context->export.values)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", tensor->name);
+    context->export.wanted = tensor->name;
+    loom_status status = loom__hf_source_runs(context->spec, context->descriptor, export_run, &context->export);
+    if (!status)
+        status = loom_safetensors_writer_write(
+            context->export.writer, context->export.values, (size_t)count * sizeof(float));
+    free(context->export.values);
+    return status;
+}
+
+static loom_status export_parameter(const loom__parameter_set *set, int64_t index, loom__parameter_array array,
+    loom_comm *tp, float factor, loom_safetensors_writer *writer) {
+    const loom__parameter_descriptor *descriptor = &set->spec->parameters[index];
+    int64_t count = canonical_elements(descriptor);
+    float *canonical = malloc((size_t)(count + 1) * sizeof *canonical);
+    if (!canonical)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", descriptor->name);
+    loom_status status = loom__parameter_gather(set, index, array, tp, canonical);
+    for (int64_t i = 0; !status && factor != 1 && i < count; i++)
+        canonical[i] *= factor;
+    if (!status && writer) {
+        write_context context = {{.writer = writer, .canonical = canonical}, set->spec, descriptor};
+        status = loom__hf_parameter_tensors(set->spec, descriptor, write_tensor, &context);
+    }
+    free(canonical);
+    return status;
+}
+
+loom_status loom__hf_describe(const loom__parameter_set *set, loom_safetensors_writer *writer) {
+    LOOM_TRY(loom__hf_check(set->spec));
+    export_context context = {.writer = writer};
+    for (int64_t i = 0; i < set->count; i++)
+        LOOM_TRY(loom__hf_parameter_tensors(set->spec, &set->spec->parameters[i], describe_tensor, &context));
+    return LOOM_OK;
+}
+
+loom_status loom__hf_write(const loom__parameter_set *set, loom__parameter_array array, loom_comm *tp, float factor,
+    loom_safetensors_writer *writer) {
+    for (int64_t i = 0; i < set->count; i++)
+        LOOM_TRY(export_parameter(set, i, array, tp, factor, writer));
+    return LOOM_OK;
+}

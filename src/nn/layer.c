@@ -1,0 +1,188 @@
+/* The transformer layer: x + proj(attention(norm(x))), then + fc2(act(fc1(norm(·)))). Biases behind a sum over ranks,
+ * dropout and the residual are one pass over memory. A layer owns nothing: it is a set of pointers into the parameters.
+ */
+#include "nn/layer.h"
+#include "parallel/parallel.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static loom_parameter *find(const loom__parameter_set *set, int64_t number, const char *what) {
+    char name[LOOM__PARAMETER_NAME_MAX];
+    snprintf(name, sizeof name, "decoder.layers.%lld.%s", (long long)number, what);
+    return loom__parameter_set_find(set, name);
+}
+
+loom_status loom__layer_bind(
+    const loom__parameter_set *set, const loom_model_config *config, int64_t number, loom__layer *layer) {
+    *layer = (loom__layer){
+        .number = number,
+        .config = config,
+        .input_norm = find(set, number, "input_layernorm.weight"),
+        .input_norm_bias = find(set, number, "input_layernorm.bias"),
+        .qkv = find(set, number, "self_attention.linear_qkv.weight"),
+        .qkv_bias = find(set, number, "self_attention.linear_qkv.bias"),
+        .proj = find(set, number, "self_attention.linear_proj.weight"),
+        .proj_bias = find(set, number, "self_attention.linear_proj.bias"),
+        .mlp_norm = find(set, number, "pre_mlp_layernorm.weight"),
+        .mlp_norm_bias = find(set, number, "pre_mlp_layernorm.bias"),
+        .fc1 = find(set, number, "mlp.linear_fc1.weight"),
+        .fc1_bias = find(set, number, "mlp.linear_fc1.bias"),
+        .fc2 = find(set, number, "mlp.linear_fc2.weight"),
+        .fc2_bias = find(set, number, "mlp.linear_fc2.bias"),
+    };
+    if (!layer->input_norm || !layer->qkv || !layer->proj || !layer->mlp_norm || !layer->fc1 || !layer->fc2)
+        return loom_fail(LOOM_ERR_INTERNAL, "the spec lacks a parameter of layer %lld", (long long)number);
+    return LOOM_OK;
+}
+
+void loom__microbatch_release(void *microbatch) {
+    loom__microbatch *m = microbatch;
+    if (m && --m->references == 0)
+        free(m);
+}
+
+static int tp_size(const loom__microbatch *m) {
+    return loom_comm_size(m->tp);
+}
+
+/* Global position of the first row of a tensor that is sharded over the sequence. */
+static int64_t sequence_offset(const loom__microbatch *m) {
+    return m->sequence_parallel ? m->s / tp_size(m) * loom_comm_rank(m->tp) : 0;
+}
+
+static loom_dropout site_dropout(const loom__microbatch *m, double probability, int64_t layer, uint32_t site) {
+    return (loom_dropout){m->training ? (float)probability : 0.0f, m->seed, (uint32_t)layer, site};
+}
+
+/* ---- attention ---- */
+
+typedef struct layer_call {
+    const loom__layer *layer;
+    loom__microbatch *microbatch;
+} layer_call;
+
+static void layer_call_free(void *argument) {
+    layer_call *call = argument;
+    loom__microbatch_release(call->microbatch);
+    free(call);
+}
+
+static layer_call *layer_call_create(const loom__layer *layer, loom__microbatch *microbatch) {
+    layer_call *call = malloc(sizeof *call);
+    if (!call)
+        return NULL;
+    *call = (layer_call){layer, microbatch};
+    microbatch->references++;
+    return call;
+}
+
+/* qkv [s, b, …] after its projection and rotation -> [s, b, n/tp*d]. */
+static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *qkv, loom_tensor **output) {
+    const layer_call *call = argument;
+    const loom_model_config *config = call->layer->config;
+    const loom__microbatch *m = call->microbatch;
+    int64_t tp = tp_size(m), n = config->num_attention_heads / tp, g = config->num_query_groups / tp;
+    loom_attention_options options = {
+        .n = n,
+        .g = g > 0 ? g : 1, /* more ranks than groups: each holds a copy of one */
+        .d = config->kv_channels,
+        .scale = 1.0f / sqrtf((float)config->kv_channels),
+        .causal = true,
+        .window = config->window_size,
+        .document_start = m->document_start,
+        .dropout = site_dropout(m, config->attention_dropout, call->layer->number, LOOM_DROPOUT_ATTENTION),
+        .sample = m->sample,
+        .head_offset = n * loom_comm_rank(m->tp),
+    };
+    return loom_attention(tape, qkv, &options, output);
+}
+
+static loom_status rotate(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor **qkv) {
+    const loom_model_config *config = layer->config;
+    if (config->position_embedding_type != LOOM_POSITION_ROPE)
+        return LOOM_OK;
+    int64_t tp = tp_size(m), n = config->num_attention_heads / tp, g = config->num_query_groups / tp;
+    g = g > 0 ? g : 1;
+    loom_tensor *rotated;
+    LOOM_TRY(loom_rope(tape, *qkv, &m->rope, g, n / g, config->kv_channels, m->positions, 0, &rotated));
+    loom_tensor_release(*qkv);
+    *qkv = rotated;
+    return LOOM_OK;
+}
+
+static loom_status self_attention(
+    const loom__layer *layer, loom_tape *tape, loom__microbatch *m, loom_tensor *x, loom_tensor **output) {
+    const loom_model_config *config = layer->config;
+    loom_tensor *normed = NULL, *qkv = NULL, *context = NULL, *projected = NULL;
+    loom_status status =
+        loom_norm(tape, x, layer->input_norm, layer->input_norm_bias, (float)config->layernorm_epsilon, &normed);
+    if (!status)
+        status = loom__column_linear(tape, normed, layer->qkv, layer->qkv_bias, m->tp, m->sequence_parallel, &qkv);
+    loom_tensor_release(normed);
+    if (!status)
+        status = rotate(layer, tape, m, &qkv);
+    if (!status && config->recompute == LOOM_RECOMPUTE_SELECTIVE) {
+        layer_call *call = layer_call_create(layer, m);
+        status = call ? loom_recompute_call(tape, core_attention, call, layer_call_free, qkv, &context)
+                      : loom_fail(LOOM_ERR_MEMORY, "out of memory for a recomputation");
+    } else if (!status) {
+        status = core_attention(tape, &(layer_call){layer, m}, qkv, &context);
+    }
+    loom_tensor_release(qkv);
+    if (!status)
+        status = loom__row_linear(tape, context, layer->proj, m->tp, m->sequence_parallel, &projected);
+    loom_tensor_release(context);
+    if (!status) {
+        loom_dropout dropout = site_dropout(m, config->hidden_dropout, layer->number, LOOM_DROPOUT_PROJECTION);
+        status = loom_bias_dropout_add(
+            tape, projected, layer->proj_bias, x, &dropout, m->sample, sequence_offset(m), output);
+    }
+    loom_tensor_release(projected);
+    return status;
+}
+
+static loom_status mlp(
+    const loom__layer *layer, loom_tape *tape, loom__microbatch *m, loom_tensor *x, loom_tensor **output) {
+    const loom_model_config *config = layer->config;
+    loom_tensor *normed = NULL, *wide = NULL, *active = NULL, *narrow = NULL;
+    loom_status status =
+        loom_norm(tape, x, layer->mlp_norm, layer->mlp_norm_bias, (float)config->layernorm_epsilon, &normed);
+    if (!status)
+        status = loom__column_linear(tape, normed, layer->fc1, NULL, m->tp, m->sequence_parallel, &wide);
+    loom_tensor_release(normed);
+    if (!status)
+        status = loom_activate(tape, config->activation, wide, layer->fc1_bias, &active);
+    loom_tensor_release(wide);
+    if (!status)
+        status = loom__row_linear(tape, active, layer->fc2, m->tp, m->sequence_parallel, &narrow);
+    loom_tensor_release(active);
+    if (!status) {
+        loom_dropout dropout = site_dropout(m, config->hidden_dropout, layer->number, LOOM_DROPOUT_MLP);
+        status =
+            loom_bias_dropout_add(tape, narrow, layer->fc2_bias, x, &dropout, m->sample, sequence_offset(m), output);
+    }
+    loom_tensor_release(narrow);
+    return status;
+}
+
+static loom_status whole_layer(loom_tape *tape, void *argument, loom_tensor *x, loom_tensor **output) {
+    const layer_call *call = argument;
+    loom_tensor *middle = NULL;
+    LOOM_TRY(self_attention(call->layer, tape, call->microbatch, x, &middle));
+    loom_status status = mlp(call->layer, tape, call->microbatch, middle, output);
+    loom_tensor_release(middle);
+    return status;
+}
+
+loom_status loom__layer_forward(
+    const loom__layer *layer, loom_tape *tape, loom__microbatch *microbatch, loom_tensor *x, loom_tensor **output) {
+    char scope[64];
+    snprintf(scope, sizeof scope, "decoder.layers.%lld", (long long)layer->number);
+    loom_tape_scope(tape, scope);
+    if (layer->config->recompute != LOOM_RECOMPUTE_FULL)
+        return whole_layer(tape, &(layer_call){layer, microbatch}, x, output);
+    layer_call *call = layer_call_create(layer, microbatch);
+    return call ? loom_recompute_call(tape, whole_layer, call, layer_call_free, x, output)
+                : loom_fail(LOOM_ERR_MEMORY, "out of memory for a recomputation");
+}

@@ -1,0 +1,40 @@
+/* One transformer layer (pre-norm; GPT-2 and Llama kinds), on any number of tensor ranks. */
+#ifndef NN_LAYER_H
+#define NN_LAYER_H
+
+#include "nn/parameters.h"
+
+/* What a forward needs to know beside its activations. Shared by all layers of one microbatch; counted, because a
+ * recomputation needs it again in the backward. */
+typedef struct loom__microbatch {
+    int64_t references;
+    const loom_model_config *config;
+    loom_comm *tp;
+    bool sequence_parallel;
+    bool training;
+    uint64_t seed;
+    int64_t b, s;
+    const int64_t *sample;         /* [b] */
+    const int32_t *document_start; /* [b, s] or NULL */
+    const int32_t *positions;      /* [b, s] or NULL where row t is at position t */
+    loom_rope_table rope;
+} loom__microbatch;
+
+typedef struct loom__layer {
+    int64_t number; /* global, from 0 */
+    const loom_model_config *config;
+    loom_parameter *input_norm, *input_norm_bias, *qkv, *qkv_bias, *proj, *proj_bias;
+    loom_parameter *mlp_norm, *mlp_norm_bias, *fc1, *fc1_bias, *fc2, *fc2_bias;
+} loom__layer;
+
+/* Finds the parameters of layer `number` in the set. */
+loom_status loom__layer_bind(
+    const loom__parameter_set *set, const loom_model_config *config, int64_t number, loom__layer *layer);
+
+/* x, *output: [s, b, h], or [s/tp, b, h] with sequence parallelism. Recomputation as configured. */
+loom_status loom__layer_forward(
+    const loom__layer *layer, loom_tape *tape, loom__microbatch *microbatch, loom_tensor *x, loom_tensor **output);
+
+void loom__microbatch_release(void *microbatch);
+
+#endif

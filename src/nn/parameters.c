@@ -1,0 +1,138 @@
+/* Parameters of one rank. The spec's shard runs say which canonical element lies where; initial values, loading and
+ * gathering all go through them, so that no layout can change a number. */
+#include "nn/parameters.h"
+#include "base/random.h"
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t elements(const loom_parameter *parameter) {
+    return parameter->shape[0] * (parameter->dims == 2 ? parameter->shape[1] : 1);
+}
+
+loom_status loom__parameter_set_create(
+    const loom__model_spec *spec, int tp, int tp_rank, bool sequence_parallel, loom__parameter_set **out) {
+    loom__parameter_set *set = calloc(1, sizeof *set);
+    if (!set)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the parameters of a model");
+    *set = (loom__parameter_set){.spec = spec, .tp = tp, .tp_rank = tp_rank};
+    set->parameters = calloc((size_t)spec->count, sizeof *set->parameters);
+    set->list = calloc((size_t)spec->count, sizeof *set->list);
+    loom_status status = set->parameters && set->list
+                             ? LOOM_OK
+                             : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld parameters", (long long)spec->count);
+    for (int64_t i = 0; !status && i < spec->count; i++) {
+        const loom__parameter_descriptor *descriptor = &spec->parameters[i];
+        loom_parameter *parameter = &set->parameters[i];
+        parameter->name = descriptor->name;
+        parameter->dims = descriptor->dims;
+        loom__parameter_local_shape(spec, descriptor, tp, parameter->shape);
+        parameter->tensor_parallel = descriptor->shard != LOOM__SHARD_NONE && tp > 1;
+        parameter->sequence_partial = descriptor->sequence_partial && sequence_parallel;
+        parameter->decay = descriptor->decay;
+        parameter->descriptor = descriptor;
+        parameter->index = i;
+        parameter->owned = loom__parameter_owned_count(spec, descriptor, tp, tp_rank);
+        set->list[i] = parameter;
+        set->count = i + 1;
+        int64_t count = elements(parameter);
+        parameter->memory = parameter->data = calloc((size_t)count + 1, sizeof(float));
+        if (!parameter->data)
+            status =
+                loom_fail(LOOM_ERR_MEMORY, "out of memory for %s: %lld elements", parameter->name, (long long)count);
+    }
+    if (status) {
+        loom__parameter_set_destroy(set);
+        return status;
+    }
+    *out = set;
+    return LOOM_OK;
+}
+
+void loom__parameter_set_destroy(loom__parameter_set *set) {
+    if (!set)
+        return;
+    for (int64_t i = 0; i < set->count; i++)
+        free(set->parameters[i].memory);
+    free(set->parameters);
+    free(set->list);
+    free(set);
+}
+
+typedef struct fill_context {
+    uint64_t seed, hash;
+    const loom__parameter_descriptor *descriptor;
+    float *data;
+} fill_context;
+
+static loom_status fill_run(void *context, int64_t local_first, int64_t canonical_first, int64_t count) {
+    const fill_context *fill = context;
+    if (canonical_first >= 0)
+        loom__normal_fill(fill->seed, fill->hash, canonical_first, count, 0.0f, (float)fill->descriptor->std,
+            fill->data + local_first);
+    return LOOM_OK;
+}
+
+loom_status loom__parameter_set_initialize(loom__parameter_set *set, uint64_t seed) {
+    for (int64_t i = 0; i < set->count; i++) {
+        const loom__parameter_descriptor *descriptor = &set->spec->parameters[i];
+        loom_parameter *parameter = &set->parameters[i];
+        int64_t count = elements(parameter);
+        float value = descriptor->initial == LOOM__INIT_ONE ? 1.0f : 0.0f;
+        for (int64_t e = 0; e < count; e++)
+            parameter->data[e] = value;
+        if (descriptor->initial != LOOM__INIT_NORMAL)
+            continue;
+        fill_context context = {seed, loom__hash_name(descriptor->name), descriptor, parameter->data};
+        LOOM_TRY(loom__parameter_shard_runs(set->spec, descriptor, set->tp, set->tp_rank, fill_run, &context));
+    }
+    return LOOM_OK;
+}
+
+loom_parameter *loom__parameter_set_find(const loom__parameter_set *set, const char *name) {
+    for (int64_t i = 0; i < set->count; i++)
+        if (strcmp(set->parameters[i].name, name) == 0)
+            return &set->parameters[i];
+    return NULL;
+}
+
+typedef struct copy_context {
+    float *local, *canonical;
+    int64_t owned;
+} copy_context;
+
+static loom_status gather_run(void *context, int64_t local_first, int64_t canonical_first, int64_t count) {
+    const copy_context *copy = context;
+    int64_t end = local_first + count < copy->owned ? local_first + count : copy->owned;
+    if (canonical_first >= 0 && end > local_first)
+        memcpy(
+            copy->canonical + canonical_first, copy->local + local_first, (size_t)(end - local_first) * sizeof(float));
+    return LOOM_OK;
+}
+
+static loom_status scatter_run(void *context, int64_t local_first, int64_t canonical_first, int64_t count) {
+    const copy_context *copy = context;
+    if (canonical_first < 0)
+        memset(copy->local + local_first, 0, (size_t)count * sizeof(float));
+    else
+        memcpy(copy->local + local_first, copy->canonical + canonical_first, (size_t)count * sizeof(float));
+    return LOOM_OK;
+}
+
+loom_status loom__parameter_gather(
+    const loom__parameter_set *set, int64_t index, loom__parameter_array array, loom_comm *tp, float *canonical) {
+    const loom__parameter_descriptor *descriptor = &set->spec->parameters[index];
+    const loom_parameter *parameter = &set->parameters[index];
+    int64_t count = descriptor->shape[0] * (descriptor->dims == 2 ? descriptor->shape[1] : 1);
+    memset(canonical, 0, (size_t)count * sizeof(float));
+    copy_context context = {
+        array == LOOM__PARAMETER_DATA ? parameter->data : parameter->grad, canonical, parameter->owned};
+    LOOM_TRY(loom__parameter_shard_runs(set->spec, descriptor, set->tp, set->tp_rank, gather_run, &context));
+    /* Each canonical element is owned by one rank and zero on the others, so the sum is a copy. */
+    return set->tp > 1 ? loom_all_reduce(tp, canonical, canonical, count, LOOM_F32, LOOM_SUM) : LOOM_OK;
+}
+
+loom_status loom__parameter_scatter(loom__parameter_set *set, int64_t index, const float *canonical) {
+    copy_context context = {set->parameters[index].data, (float *)(uintptr_t)canonical, 0};
+    return loom__parameter_shard_runs(
+        set->spec, &set->spec->parameters[index], set->tp, set->tp_rank, scatter_run, &context);
+}
