@@ -1,0 +1,53 @@
+/* The optimizer: clipping by the global norm, the learning-rate schedule, AdamW.
+ *
+ * It works on the gradients that the data-parallel reduction left in the parameters' buffers: the same on every member
+ * of the data-parallel group, sharded over the model-parallel group (tensor x pipeline). */
+#ifndef MEGALOOM_OPTIM_H
+#define MEGALOOM_OPTIM_H
+
+#include <megaloom/config.h>
+#include <megaloom/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct loom_optimizer loom_optimizer;
+
+/* Which parameters decay and which have a scaled rate. Called once for each parameter, when the optimizer is made; the
+ * answers must agree on all ranks. Zero-initialised is the default: parameters of two or more dimensions decay, no rate
+ * is scaled. The multiplier is applied once, to lr and min_lr; what the optimizer keeps is the product. */
+typedef struct loom_optimizer_conditions {
+    /* True: no weight decay. NULL: parameter->decay is false. */
+    bool (*no_weight_decay_cond)(const loom_parameter *parameter, void *context);
+    /* True: the rate is multiplied by lr_mult. NULL: false for all. */
+    bool (*scale_lr_cond)(const loom_parameter *parameter, void *context);
+    double lr_mult; /* read where scale_lr_cond is given; from 0 */
+    void *context;
+} loom_optimizer_conditions;
+
+/* What a step did. */
+typedef struct loom_optimizer_outcome {
+    bool skipped;      /* the update was left out because of an overflow; never in fp32, where that is an error */
+    double grad_norm;  /* global l2 norm before clipping, each parameter counted once; rounded to fp32 */
+    double loss_scale; /* 1 in fp32 */
+    double lr;         /* learning rate of this step, of parameters without a multiplier */
+    int64_t step;      /* updates so far, this one included */
+} loom_optimizer_outcome;
+
+/* One update:
+ *   norm = |t| * sqrt(sum of g^2),  c = clip_grad > 0 ? min(1, clip_grad/(norm + 1e-6)) : 1,  AdamW with t*c*g
+ * (see loom_adamw), where t corrects the mean over tokens (set by the training step, 1 otherwise). Gradients are left
+ * as they are. Collective over the model-parallel group; members of a data-parallel group do the same on equal
+ * gradients. Errors: LOOM_ERR_NUMERIC when a gradient is NaN or infinite, naming the step, the first such parameter and
+ * the rank (a rank without one gets LOOM_ERR_ABORTED and that message), or when the norm does not fit fp32; parameters,
+ * moments and the number of steps are then unchanged. outcome may be NULL. */
+LOOM_API loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcome *outcome);
+
+/* NULL is accepted. Not collective. The parameters live on. */
+LOOM_API void loom_optimizer_destroy(loom_optimizer *optimizer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,64 @@
+/* Data-parallel gradients: one buffer for all parameters of a model chunk, cut in buckets whose all-reduce overlaps
+ * with the rest of the backward.
+ *
+ * A step: loom__ddp_begin_step; then backwards, with loom__ddp_expect_last(ddp, true) before the last one and
+ * loom__ddp_parameter_ready as the tape's hook; then loom__ddp_finish. Only a rank's own thread may call. */
+#ifndef DDP_DDP_H
+#define DDP_DDP_H
+
+#include "ddp/map.h"
+#include <megaloom/tensor.h>
+
+typedef struct loom__ddp loom__ddp;
+
+typedef struct loom__ddp_options {
+    bool overlap_grad_reduce;   /* buckets start inside the last backward; false: one bucket, started by finish */
+    int64_t bucket_size;        /* elements; 0 = Megatron's default, max(40e6, 1e6 * dp) */
+    bool average_in_collective; /* the sum over dp is multiplied by 1/dp (in fp32) */
+    bool check_for_nan_in_grad; /* each rank's gradients are checked before they are reduced */
+    bool disable_bucketing;     /* one bucket (chunks after the first, pipeline stages after the first) */
+} loom__ddp_options;
+
+/* overlap_grad_reduce true, the rest off. */
+loom__ddp_options loom__ddp_options_default(void);
+
+/* What the optimizer and checkpoints walk; owned by the ddp, constant during its life. */
+typedef struct loom__ddp_view {
+    loom_comm *dp;
+    int64_t elements;                  /* of each buffer, gaps included */
+    float *data, *grad;                /* [elements], the same map; gaps hold zeros */
+    int64_t place_count;               /* = parameters */
+    const loom__ddp_place *places;     /* [place_count] */
+    loom_parameter *const *parameters; /* [place_count] in the order of the places: reverse of the list */
+    int64_t bucket_count;
+    const loom__ddp_bucket *buckets; /* [bucket_count] */
+} loom__ddp_view;
+
+/* Wraps the parameters, in model order, for the group dp (the same list on every member). Makes a gradient buffer and a
+ * parameter buffer of one map; each parameter->data is copied into the latter, and data and grad then point into the
+ * buffers, which the ddp owns. parameter->memory is
+ * freed; where it is NULL the memory that data pointed to stays the caller's. dp, rank and the parameters must outlive
+ * the ddp. Not collective. */
+loom_status loom__ddp_create(loom_rank *rank, const loom__ddp_options *options, loom_parameter *const *parameters,
+    int64_t count, loom_comm *dp, loom__ddp **ddp);
+/* Waits for what is still outstanding; the parameters' data and grad become NULL. NULL is accepted. */
+void loom__ddp_destroy(loom__ddp *ddp);
+
+/* Every gradient counts as not written (the next contribution writes, beta 0) and no bucket as started. */
+void loom__ddp_begin_step(loom__ddp *ddp);
+/* Whether the backward that comes is the last one of the step. Buckets start only in the last one. */
+void loom__ddp_expect_last(loom__ddp *ddp, bool last);
+/* loom_tape_options.parameter_ready, with the ddp as its context. In the last backward a bucket starts as soon as all
+ * parameters of it and of all earlier buckets are ready: in index order on every rank, whatever order they become ready
+ * in. Parameters that the ddp does not hold are ignored. What fails here is returned by loom__ddp_finish. */
+void loom__ddp_parameter_ready(void *ddp, loom_parameter *parameter);
+/* Starts the buckets that have not started (a gradient that nobody wrote is zero) and waits for all: grad then holds
+ * the sum over dp in group-rank order, or the mean with average_in_collective. Collective over dp. Errors:
+ * LOOM_ERR_NUMERIC names parameter, bucket and rank of a NaN or infinity (check_for_nan_in_grad; other members get
+ * LOOM_ERR_ABORTED and the message); LOOM_ERR_STATE when a parameter became ready twice in the last backward; those of
+ * the communication. */
+loom_status loom__ddp_finish(loom__ddp *ddp);
+
+const loom__ddp_view *loom__ddp_view_of(const loom__ddp *ddp);
+
+#endif

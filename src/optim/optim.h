@@ -1,0 +1,36 @@
+/* Making an optimizer, and what only the training step and tests need of it. */
+#ifndef OPTIM_OPTIM_H
+#define OPTIM_OPTIM_H
+
+#include "ddp/ddp.h"
+#include <megaloom/optim.h>
+
+typedef struct loom__optimizer_options {
+    int64_t steps; /* of the run: where schedules end */
+    loom_optimizer_conditions conditions;
+    /* The group over which the norm is added, and over which ranks fail together: tensor x pipeline. */
+    loom_comm *model_parallel;
+    /* Whether this rank counts, in the norm, parameters that are the same on all tensor ranks: true on tensor rank 0.
+     */
+    bool counts_replicated;
+    /* How many leading elements of a parameter's local tensor this rank counts in the norm, where each element of the
+     * model must count once: 0 to all. NULL: all of a tensor-parallel one and, with counts_replicated, of a replicated
+     * one; else none. */
+    int64_t (*counted_elements)(const loom_parameter *parameter, void *context);
+    void *counted_context;
+} loom__optimizer_options;
+
+/* An optimizer over the parameters of a ddp, which must outlive it. Not collective. Errors: LOOM_ERR_UNSUPPORTED for
+ * optimizers and schedules that are not built yet, LOOM_ERR_CONFIG for values that cannot be. */
+loom_status loom__optimizer_create(loom_rank *rank, const loom_optimizer_config *config, const loom_lr_config *lr,
+    loom__ddp *ddp, const loom__optimizer_options *options, loom_optimizer **optimizer);
+
+/* The factor expected/valid tokens of the coming step: gradients count `factor` times as much, in norm and update. It
+ * is applied once: the step sets it back to 1. A number above 0 that is finite. */
+loom_status loom__optimizer_set_token_factor(loom_optimizer *optimizer, double factor);
+
+/* The moments, in the map of the ddp's buffers; owned by the optimizer. */
+float *loom__optimizer_first_moment(loom_optimizer *optimizer);
+float *loom__optimizer_second_moment(loom_optimizer *optimizer);
+
+#endif

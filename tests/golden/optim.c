@@ -1,0 +1,310 @@
+/* Schedules, AdamW and clipping against the numbers of Megatron-Core and PyTorch. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "optim/norm.h"
+#include "optim/optim.h"
+#include "optim/schedule.h"
+#include "parallel/ddp_parameters.h"
+#include "support/golden.h"
+
+static double number(const json_t *value) {
+    if (json_is_string(value))
+        return strcmp(json_string_value(value), "inf") == 0 ? (double)INFINITY : (double)NAN;
+    return json_number_value(value);
+}
+
+static bool near(double found, double expected, double relative, double absolute) {
+    return fabs(found - expected) <= relative * fabs(expected) + absolute;
+}
+
+/* Calls check(item, id) for each case of each file that fits; it returns whether the case ran. */
+static void each_case(const char *pattern, bool (*check)(const json_t *item, const char *id)) {
+    glob_t files = golden_glob(pattern);
+    int ran = 0, left = 0;
+    for (size_t f = 0; f < files.gl_pathc; f++) {
+        json_t *file = golden_json(files.gl_pathv[f]), *item;
+        size_t i;
+        json_array_foreach(json_object_get(file, "cases"), i, item) {
+            bool did = check(item, golden_string(item, "id", "?"));
+            ran += did;
+            left += !did;
+        }
+        json_decref(file);
+    }
+    globfree(&files);
+    printf("%s: %d cases ran, %d left out\n", pattern, ran, left);
+    assert_true(ran > 0);
+}
+
+static void check_row(const char *id, const loom__schedule *schedule, const loom__schedule_group *group,
+    double multiplier, int64_t step, double lr, double weight_decay) {
+    double found_lr = NAN, found_wd = NAN;
+    if (loom__schedule_lr(schedule, group, step, &found_lr) || loom__schedule_wd(schedule, group, step, &found_wd))
+        fail_msg("%s at %lld: %s", id, (long long)step, loom_error_message());
+    found_wd *= multiplier;
+    if (!near(found_lr, lr, 1e-12, 1e-300) || !near(found_wd, weight_decay, 1e-12, 1e-300))
+        fail_msg("%s at %lld: lr %.17g, wd %.17g, expected %.17g, %.17g", id, (long long)step, found_lr, found_wd, lr,
+            weight_decay);
+}
+
+static bool check_schedule(const json_t *item, const char *id) {
+    const loom__schedule schedule = {
+        .style = golden_string(item, "lr_decay_style", NULL),
+        .warmup = golden_int(item, "lr_warmup_steps", 0),
+        .decay = golden_int(item, "lr_decay_steps", 0),
+        .init_lr = golden_number(item, "init_lr", 0),
+        .wsd_style = golden_string(item, "lr_wsd_decay_style", NULL),
+        .wsd_decay = golden_int(item, "wsd_decay_steps", -1),
+        .wd_incr_steps = golden_int(item, "wd_incr_steps", 0),
+        .wd_incr_style = golden_string(item, "wd_incr_style", NULL),
+    };
+    const loom__schedule_group base = {golden_number(item, "max_lr", 0), golden_number(item, "min_lr", 0),
+        golden_number(item, "start_wd", 0), golden_number(item, "end_wd", 0)};
+    bool refused = loom__schedule_check(&schedule, &base) != LOOM_OK;
+    if (refused != (golden_int(item, "error", 0) != 0))
+        fail_msg("%s: %s", id, refused ? loom_error_message() : "accepted, the reference refuses it");
+    const json_t *rows = json_object_get(item, "rows"), *groups = json_object_get(item, "groups"), *row;
+    size_t r, g;
+    json_array_foreach(rows, r, row) {
+        int64_t step = json_integer_value(json_array_get(row, 0));
+        const json_t *own;
+        json_array_foreach(groups, g, own) {
+            const loom__schedule_group group = {golden_number(own, "max_lr", base.max_lr),
+                golden_number(own, "min_lr", base.min_lr), golden_number(own, "start_wd", base.start_wd),
+                golden_number(own, "end_wd", base.end_wd)};
+            check_row(id, &schedule, &group, golden_number(own, "wd_mult", 1), step,
+                number(json_array_get(row, 1 + 2 * g)), number(json_array_get(row, 2 + 2 * g)));
+        }
+    }
+    double lr;
+    if (json_object_get(item, "error_at") &&
+        loom__schedule_lr(&schedule, &base, golden_int(item, "error_at", 0), &lr) == LOOM_OK)
+        fail_msg("%s: step %lld has a rate, the reference fails there", id, golden_int(item, "error_at", 0));
+    return true;
+}
+
+static void schedules_equal_megatrons(void **state) {
+    (void)state;
+    each_case("optim/megatron_lr.json", check_schedule);
+}
+
+static void run_cosine_equals_the_training_runs(void **state) {
+    (void)state;
+    glob_t files = golden_glob("train/*/trajectory.json");
+    int rows = 0;
+    for (size_t f = 0; f < files.gl_pathc; f++) {
+        json_t *file = golden_json(files.gl_pathv[f]);
+        const json_t *plan = json_object_get(file, "lr_schedule"), *rates = json_object_get(file, "lr"), *rate;
+        const loom_optimizer_config config = {
+            .lr = golden_number(plan, "max", 0), .min_lr = golden_number(plan, "min", 0)};
+        const loom_lr_config lr_config = {.schedule = "cosine", .warmup_steps = golden_int(plan, "warmup", 0)};
+        loom__schedule schedule;
+        loom__schedule_group group;
+        size_t t;
+        if (loom__schedule_make(&config, &lr_config, (int64_t)json_array_size(rates), &schedule, &group))
+            fail_msg("%s: %s", files.gl_pathv[f], loom_error_message());
+        json_array_foreach(rates, t, rate) {
+            double lr = NAN;
+            assert_int_equal(loom__schedule_lr(&schedule, &group, (int64_t)t, &lr), LOOM_OK);
+            if (!near(lr, number(rate), 1e-12, 0))
+                fail_msg("%s step %zu: %.17g, expected %.17g", files.gl_pathv[f], t, lr, number(rate));
+            rows++;
+        }
+        json_decref(file);
+    }
+    printf("train/*/trajectory.json: %zu runs, %d rates\n", files.gl_pathc, rows);
+    globfree(&files);
+    assert_true(rows > 0);
+}
+
+typedef struct steps_case {
+    const json_t *item;
+    const char *id;
+    double beta1, beta2;
+} steps_case;
+
+/* Last-bit differences are allowed, relative to the largest value: moments are sums whose terms may cancel. */
+static loom_status compare(
+    const char *id, const char *what, size_t step, const float *found, const json_t *expected, double relative) {
+    const json_t *value;
+    double largest = 0;
+    size_t i;
+    json_array_foreach(expected, i, value) largest = fmax(largest, fabs(number(value)));
+    json_array_foreach(expected, i, value) {
+        if (!near((double)found[i], number(value), 0, relative * largest))
+            return loom_fail(LOOM_ERR_INTERNAL, "%s step %zu: %s[%zu] is %.9g, expected %.9g", id, step, what, i,
+                (double)found[i], number(value));
+    }
+    return LOOM_OK;
+}
+
+static loom_status walk_steps(loom_optimizer *optimizer, loom_parameter *parameter, const steps_case *argument) {
+    const json_t *grads = json_object_get(argument->item, "grads"), *grad;
+    double relative = strcmp(golden_string(argument->item, "dtype", ""), "float64") == 0 ? 2e-6 : 5e-7;
+    size_t t;
+    json_array_foreach(grads, t, grad) {
+        const json_t *expected = json_array_get(json_object_get(argument->item, "steps"), t), *value;
+        size_t i;
+        loom_optimizer_outcome outcome;
+        json_array_foreach(grad, i, value) parameter->grad[i] = (float)number(value);
+        LOOM_TRY(loom_optimizer_step(optimizer, &outcome));
+        if (outcome.step != (int64_t)t + 1 || outcome.skipped)
+            return loom_fail(
+                LOOM_ERR_INTERNAL, "%s: outcome of step %zu is %lld", argument->id, t + 1, (long long)outcome.step);
+        LOOM_TRY(compare(argument->id, "p", t, parameter->data, json_object_get(expected, "p"), relative));
+        LOOM_TRY(compare(
+            argument->id, "m", t, loom__optimizer_first_moment(optimizer), json_object_get(expected, "m"), relative));
+        LOOM_TRY(compare(
+            argument->id, "v", t, loom__optimizer_second_moment(optimizer), json_object_get(expected, "v"), relative));
+    }
+    return LOOM_OK;
+}
+
+static bool every_parameter(const loom_parameter *parameter, void *context) {
+    (void)parameter;
+    (void)context;
+    return true;
+}
+
+static loom_status run_steps(loom_rank *rank, void *context) {
+    const steps_case *argument = context;
+    const json_t *options = json_object_get(argument->item, "options"), *p0 = json_object_get(argument->item, "p0"),
+                 *value;
+    bool decoupled = strcmp(golden_string(argument->item, "optimizer", ""), "AdamW") == 0;
+    double lr = golden_number(options, "lr", 1e-3);
+    const loom_optimizer_config config = {
+        .optimizer = "adam",
+        .lr = lr > 0 ? lr : 1, /* a rate of 0 is a multiplier's doing */
+        .min_lr = 0,
+        .weight_decay = golden_number(options, "weight_decay", decoupled ? 1e-2 : 0),
+        .adam_beta1 = argument->beta1,
+        .adam_beta2 = argument->beta2,
+        .adam_eps = golden_number(options, "eps", 1e-8),
+    };
+    const loom_lr_config rate = {.schedule = "megatron-constant"};
+    const loom__optimizer_options optimizer_options = {.steps = 100,
+        .model_parallel = loom_rank_world(rank),
+        .conditions = {.scale_lr_cond = every_parameter, .lr_mult = lr > 0 ? 1 : 0}};
+    const loom__ddp_options ddp_options = loom__ddp_options_default();
+    int64_t count = (int64_t)json_array_size(p0);
+    test_parameters set;
+    loom__ddp *ddp = NULL;
+    loom_optimizer *optimizer = NULL;
+    size_t i;
+    test_parameters_create(&set, &count, 1, 0);
+    json_array_foreach(p0, i, value) set.memory[0][i] = (float)number(value);
+    loom_status status = loom__ddp_create(rank, &ddp_options, set.list, 1, loom_rank_world(rank), &ddp);
+    if (!status)
+        status = loom__optimizer_create(rank, &config, &rate, ddp, &optimizer_options, &optimizer);
+    if (!status)
+        status = walk_steps(optimizer, set.list[0], argument);
+    loom_optimizer_destroy(optimizer);
+    loom__ddp_destroy(ddp);
+    test_parameters_destroy(&set);
+    return status;
+}
+
+/* AdamW, and Adam where it is the same; amsgrad, maximize, L2 decay, SGD and bf16 are not built yet. */
+static bool check_steps(const json_t *item, const char *id) {
+    const json_t *options = json_object_get(item, "options");
+    const char *optimizer = golden_string(item, "optimizer", ""), *dtype = golden_string(item, "dtype", "");
+    bool adam = strcmp(optimizer, "Adam") == 0 && !(golden_number(options, "weight_decay", 0) > 0);
+    if ((strcmp(optimizer, "AdamW") != 0 && !adam) || json_is_true(json_object_get(options, "amsgrad")) ||
+        json_is_true(json_object_get(options, "maximize")) ||
+        (strcmp(dtype, "float32") != 0 && strcmp(dtype, "float64") != 0))
+        return false;
+    const json_t *betas = json_object_get(options, "betas");
+    steps_case argument = {
+        item, id, betas ? number(json_array_get(betas, 0)) : 0.9, betas ? number(json_array_get(betas, 1)) : 0.999};
+    if (loom_run_local(1, run_steps, &argument, NULL))
+        fail_msg("%s", loom_error_message());
+    return true;
+}
+
+static void adamw_equals_pytorchs(void **state) {
+    (void)state;
+    each_case("optim/steps.json", check_steps);
+}
+
+static loom_status check_clip_numbers(loom_rank *rank, const loom__ddp_view *view, const steps_case *argument) {
+    const json_t *item = argument->item, *clipped = json_object_get(item, "clipped"), *value;
+    double expected = number(json_object_get(item, "norm")), coefficient = number(json_object_get(item, "coeff")), norm;
+    int64_t counted[TEST_PARAMETERS];
+    for (int64_t place = 0; place < view->place_count; place++)
+        counted[place] = view->places[place].count;
+    LOOM_TRY(loom__norm_global(loom_rank_world(rank), loom__norm_partial(rank, view, counted), 1.0, &norm));
+    if (!isfinite(expected))
+        return isfinite(norm) ? loom_fail(LOOM_ERR_INTERNAL, "%s: the norm is %g", argument->id, norm) : LOOM_OK;
+    /* The reference sums squares in fp32, where those of tiny numbers vanish. */
+    if (!near(norm, expected, 2e-7, 1e-20))
+        return loom_fail(LOOM_ERR_INTERNAL, "%s: norm %.9g, expected %.9g", argument->id, norm, expected);
+    double factor = loom__clip_factor(golden_number(item, "max_norm", 0), norm);
+    if (!near(factor, coefficient < 1 ? coefficient : 1, 4e-7, 0))
+        return loom_fail(LOOM_ERR_INTERNAL, "%s: factor %.9g, expected %.9g", argument->id, factor, coefficient);
+    for (int64_t place = 0; place < view->place_count; place++) {
+        size_t i;
+        json_array_foreach(json_array_get(clipped, (size_t)(view->place_count - 1 - place)), i, value) {
+            double found = (double)view->grad[view->places[place].start + (int64_t)i] * factor;
+            if (!near(found, number(value), 1e-6, 0))
+                return loom_fail(
+                    LOOM_ERR_INTERNAL, "%s: clipped to %.9g, expected %.9g", argument->id, found, number(value));
+        }
+    }
+    return LOOM_OK;
+}
+
+static loom_status run_clip(loom_rank *rank, void *context) {
+    const steps_case *argument = context;
+    const json_t *grads = json_object_get(argument->item, "grads"), *grad, *value;
+    const loom__ddp_options options = loom__ddp_options_default();
+    int64_t counts[TEST_PARAMETERS] = {0};
+    int64_t count = (int64_t)json_array_size(grads);
+    size_t p, i;
+    if (count > TEST_PARAMETERS)
+        return loom_fail(LOOM_ERR_INTERNAL, "%s has %lld gradients", argument->id, (long long)count);
+    json_array_foreach(grads, p, grad) counts[p] = (int64_t)json_array_size(grad);
+    test_parameters set;
+    loom__ddp *ddp = NULL;
+    test_parameters_create(&set, counts, count, 0);
+    loom_status status = loom__ddp_create(rank, &options, set.list, count, loom_rank_world(rank), &ddp);
+    if (!status) {
+        json_array_foreach(grads, p, grad) {
+            json_array_foreach(grad, i, value) set.parameters[p].grad[i] = (float)number(value);
+        }
+        status = check_clip_numbers(rank, loom__ddp_view_of(ddp), argument);
+    }
+    loom__ddp_destroy(ddp);
+    test_parameters_destroy(&set);
+    return status;
+}
+
+/* Other norms than the second are not built. */
+static bool check_clip(const json_t *item, const char *id) {
+    if (strcmp(golden_string(item, "norm_type", ""), "2.0") != 0)
+        return false;
+    steps_case argument = {.item = item, .id = id};
+    if (loom_run_local(1, run_clip, &argument, NULL))
+        fail_msg("%s", loom_error_message());
+    return true;
+}
+
+static void norm_and_clipping_equal_megatrons(void **state) {
+    (void)state;
+    each_case("optim/clip.json", check_clip);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(schedules_equal_megatrons),
+        cmocka_unit_test(run_cosine_equals_the_training_runs),
+        cmocka_unit_test(adamw_equals_pytorchs),
+        cmocka_unit_test(norm_and_clipping_equal_megatrons),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
