@@ -1,0 +1,264 @@
+/* The strategy: Megatron-style model parallelism inside the user's own training loop.
+ *
+ *     loom_fabric_create → loom_fabric_launch → loom_gpt_create → loom_fabric_setup_module
+ *         → loom_fabric_setup_megatron_optimizer → loom_fabric_setup_dataloader
+ *         → loop { loom_parallel_training_step; loom_optimizer_step }
+ *
+ * Every rank of the world runs the same calls. Names are those of NeMo's FabricMegatronStrategy and MegatronParallel.
+ * Objects made from a fabric must be destroyed before it. All calls are collective over the world unless they say not.
+ */
+#ifndef MEGALOOM_STRATEGY_H
+#define MEGALOOM_STRATEGY_H
+
+#include <megaloom/callbacks.h>
+#include <megaloom/config.h>
+#include <megaloom/layout.h>
+#include <megaloom/module.h>
+#include <megaloom/optim.h>
+#include <megaloom/safetensors.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct loom_fabric loom_fabric;
+typedef struct loom_parallel loom_parallel;
+typedef struct loom_batches loom_batches;
+
+/* ---- Plug-ins: each a struct of functions with one working default -------------------------------------------------
+ */
+
+/* The device of a rank. */
+typedef struct loom_accelerator {
+    const char *name; /* "cpu" */
+    void *context;
+    loom_status (*setup_device)(void *context, loom_rank *rank, int device);
+    void (*teardown)(void *context, loom_rank *rank);
+    /* The start-up tuning hook (in place of enable_nvidia_optimizations): what was tuned goes into `text` (bytes long),
+     * which is logged once. */
+    loom_status (*tune)(void *context, loom_rank *rank, char *text, size_t bytes);
+} loom_accelerator;
+/* The CPU: threads bound by the launcher, denormals flushed. */
+LOOM_API const loom_accelerator *loom_accelerator_cpu(void);
+
+/* Who started the ranks, and where they are. */
+typedef struct loom_cluster_environment {
+    const char *name; /* "threads", "mpi", … */
+    void *context;
+    bool (*creates_processes_externally)(void *context, loom_rank *rank);
+    int (*world_size)(void *context, loom_rank *rank);
+    int (*global_rank)(void *context, loom_rank *rank);
+    int (*local_rank)(void *context, loom_rank *rank);
+    int (*node_rank)(void *context, loom_rank *rank);
+    const char *(*main_address)(void *context, loom_rank *rank);
+    int (*main_port)(void *context, loom_rank *rank);
+} loom_cluster_environment;
+/* The ranks as loom_run_local or loom_run_mpi made them. */
+LOOM_API const loom_cluster_environment *loom_cluster_environment_rank(void);
+
+/* Precision: what is converted where. Each function may be NULL (nothing to do). */
+typedef struct loom_precision_plugin {
+    const char *name; /* "32" */
+    void *context;
+    loom_status (*convert_config)(void *context, loom_model_config *model, loom_ddp_config *ddp);
+    loom_status (*convert_module)(void *context, loom_module *module);
+    loom_status (*convert_optimizer_config)(void *context, loom_optimizer_config *optimizer);
+    /* The precision's hook in setup_optimizer. */
+    loom_status (*setup_optimizer)(void *context, loom_optimizer *optimizer);
+    loom_status (*convert_input)(void *context, const loom_batch *batch); /* first stage only */
+    loom_status (*convert_output)(void *context, loom_tensor *output);    /* last stage only */
+} loom_precision_plugin;
+LOOM_API const loom_precision_plugin *loom_precision_plugin_fp32(void);
+
+/* The loss of a step: from token losses to one number, and the gradient that the backward starts from. */
+typedef struct loom_loss_reduction {
+    void *context;
+    /* Adds this microbatch's weighted losses to *sum and its weights to *weight; d_losses (not NULL in training) [s, b]
+     * gets weight * seed. losses [s, b]. Not collective. */
+    loom_status (*forward)(void *context, const loom_batch *batch, const loom_tensor *losses, float seed, double *sum,
+        double *weight, loom_tensor *d_losses);
+    /* Over all microbatches and the data-parallel (times context-parallel) group: *sum and *weight become the group's,
+     * *loss their quotient. Collective over `group`. */
+    loom_status (*reduce)(void *context, loom_comm *group, double *sum, double *weight, double *loss);
+} loom_loss_reduction;
+/* Mean over the tokens whose loss_mask counts: Σ loss·mask / Σ mask over microbatches and ranks; without any token 0.
+ */
+LOOM_API const loom_loss_reduction *loom_loss_reduction_masked_token(void);
+
+/* ---- The fabric -----------------------------------------------------------------------------------------------------
+ */
+
+/* Validates everything and names every fault. config and precision are copied; precision NULL = its default. Not
+ * collective. */
+LOOM_API loom_status loom_fabric_create(loom_rank *rank, const loom_megatron_strategy_config *config,
+    const loom_precision_config *precision, loom_fabric **fabric);
+/* Ranks, groups, device. A second call takes the groups down and builds them again (not with modules set up). */
+LOOM_API loom_status loom_fabric_launch(loom_fabric *fabric);
+LOOM_API void loom_fabric_destroy(loom_fabric *fabric); /* NULL is accepted */
+/* The seed of initial weights and dropout; default 1234. Before setup_module. Not collective. */
+LOOM_API void loom_fabric_seed_everything(loom_fabric *fabric, uint64_t seed);
+
+/* The parallel fields, as a plain copy. Not collective. */
+typedef struct loom_parallelism {
+    int64_t tensor_model_parallel_size, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size;
+    int64_t microbatch_group_size_per_vp_stage, context_parallel_size;
+    bool sequence_parallel;
+    int64_t expert_model_parallel_size, expert_tensor_parallel_size;
+    bool moe_extended_tp;
+    int64_t encoder_tensor_model_parallel_size, encoder_pipeline_model_parallel_size;
+    const char *pipeline_dtype;
+    int64_t num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage;
+    bool account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split;
+    const char *pipeline_model_parallel_layout;
+    bool use_te_rng_tracker, use_sharp, use_gloo_process_groups;
+} loom_parallelism;
+LOOM_API loom_parallelism loom_fabric_parallelism(const loom_fabric *fabric);
+
+LOOM_API loom_rank *loom_fabric_rank(const loom_fabric *fabric);
+/* After launch. */
+LOOM_API const loom_layout *loom_fabric_layout(const loom_fabric *fabric);
+/* This rank's handle of its group; NULL before launch or for a kind that is not communicated in yet. */
+LOOM_API loom_comm *loom_fabric_group(const loom_fabric *fabric, loom_group_kind kind);
+/* The connector, borrowed. */
+LOOM_API loom_callbacks *loom_fabric_callbacks(loom_fabric *fabric);
+
+/* Runs body with modules created shapes only and without initialisation (perform_initialization false, on meta);
+ * restored afterwards, also by an error. Not collective. */
+typedef loom_status (*loom_context_body)(void *argument);
+LOOM_API loom_status loom_fabric_megatron_context(loom_fabric *fabric, loom_context_body body, void *argument);
+/* The same when empty_init; else body runs as it is. */
+LOOM_API loom_status loom_fabric_module_init_context(
+    loom_fabric *fabric, bool empty_init, loom_context_body body, void *argument);
+
+/* A GPT or Llama model: shapes only until setup_module. config is copied. Not collective. */
+LOOM_API loom_status loom_gpt_create(loom_fabric *fabric, const loom_model_config *config, loom_module **module);
+/* The same with the weights of a Hugging Face directory (*.safetensors). config is what loom_run_config_load or
+ * loom_hf_read_config read from its config.json, adjusted by the caller. */
+LOOM_API loom_status loom_hf_read_config(const char *directory, loom_model_config *config);
+LOOM_API loom_status loom_gpt_create_from_hf(
+    loom_fabric *fabric, const char *directory, const loom_model_config *config, loom_module **module);
+/* Describes the module's tensors, in Hugging Face names and whole shapes, to a writer. Modules of loom_gpt_create only.
+ * Not collective. */
+LOOM_API loom_status loom_gpt_describe_hf(loom_parallel *parallel, loom_safetensors_writer *writer);
+/* Writes the parameters, or the gradients of the last training step, in the order of the descriptions. Collective over
+ * the tensor group; written where writer is not NULL. */
+LOOM_API loom_status loom_gpt_write_hf(loom_parallel *parallel, bool gradients, loom_safetensors_writer *writer);
+/* Calls body(context, name, shape, dims, values) for every parameter's canonical (whole, unpadded) tensor, on every
+ * rank. */
+LOOM_API loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
+    loom_status (*body)(void *context, const char *name, int dims, const int64_t *shape, const float *values),
+    void *context);
+
+/* Parallel fields into the model's configuration → materialise (weights) → precision → gradient buffers → sampler's
+ * callbacks. The parallel owns the module from now on, also after an error. */
+LOOM_API loom_status loom_fabric_setup_module(loom_fabric *fabric, loom_module *module, loom_parallel **parallel);
+LOOM_API void loom_parallel_destroy(loom_parallel *parallel); /* NULL is accepted */
+/* Nothing to do: parameters live where the rank computes. */
+LOOM_API loom_status loom_fabric_module_to_device(loom_fabric *fabric, loom_parallel *parallel);
+/* In place of the masked-token mean. Copied. Not collective. */
+LOOM_API void loom_parallel_set_loss_reduction(loom_parallel *parallel, const loom_loss_reduction *reduction);
+/* The model's configuration with all derived values; NULL for a module without one. Not collective. */
+LOOM_API const loom_model_config *loom_parallel_model_config(const loom_parallel *parallel);
+/* This rank's parameters. */
+LOOM_API loom_status loom_parallel_parameters(
+    loom_parallel *parallel, loom_parameter *const **parameters, int64_t *count);
+
+/* What an optimizer needs beside its configuration. */
+typedef struct loom_optimizer_setup {
+    loom_lr_config schedule; /* of the learning rate */
+    int64_t steps;           /* of the run: where schedules end */
+    loom_optimizer_conditions conditions;
+} loom_optimizer_setup;
+/* AdamW over the module's buffers. setup NULL = a constant rate, no decay for one-dimensional parameters. The optimizer
+ * belongs to the parallel. */
+LOOM_API loom_status loom_fabric_setup_megatron_optimizer(loom_fabric *fabric, loom_parallel *parallel,
+    const loom_optimizer_config *config, const loom_optimizer_setup *setup, loom_optimizer **optimizer);
+/* The precision's hook, then the optimizer joins the callbacks. setup_megatron_optimizer calls it. Not collective. */
+LOOM_API loom_status loom_fabric_setup_optimizer(
+    loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer);
+
+/* ---- Data
+ * ------------------------------------------------------------------------------------------------------------ */
+
+/* A loader before the strategy has cut it for this data-parallel rank. */
+typedef struct loom_dataloader {
+    const loom_dataset *dataset; /* borrowed */
+    loom_step_mode mode;         /* training starts at consumed_samples; test and predict keep the incomplete batch */
+    int64_t micro_batch_size;
+    int64_t global_batch_size; /* 0 = micro_batch_size * data-parallel size */
+    int64_t consumed_samples;
+    bool cycle; /* begin again at the end */
+} loom_dataloader;
+
+/* What the user iterates over: microbatches of one loader, or of several in "max_size_cycle" mode (it ends with the
+ * longest, shorter ones begin again; microbatches are taken from them in turn). */
+LOOM_API loom_status loom_fabric_setup_dataloader(
+    loom_fabric *fabric, const loom_dataloader *loader, loom_batches **batches);
+LOOM_API loom_status loom_fabric_setup_dataloaders(
+    loom_fabric *fabric, const loom_dataloader *loaders, int64_t count, loom_batches **batches);
+/* A source of one's own, taken as it is (it must already be this rank's); the struct is copied, destroyed with batches.
+ */
+LOOM_API loom_status loom_fabric_setup_loader(
+    loom_fabric *fabric, const loom_data_loader *loader, loom_batches **batches);
+LOOM_API void loom_batches_destroy(loom_batches *batches); /* NULL is accepted */
+
+/* The next microbatch; *batch stays valid until the next call. LOOM_END at the end. Not collective. */
+LOOM_API loom_status loom_batches_next(loom_batches *batches, const loom_batch **batch);
+typedef struct loom_batches_state {
+    int64_t fetched;     /* microbatches handed out */
+    int64_t length;      /* in all; -1 = unknown or without end */
+    bool done;           /* fetched has reached length, or the source has ended */
+    int64_t batch_index; /* of the last one; -1 before the first */
+    int64_t loader_index;
+    const loom_batch *last;
+    int64_t consumed_samples;
+    int64_t micro_batch_size, seq_length, num_microbatches; /* as the loader knows them; 0 = unknown */
+} loom_batches_state;
+LOOM_API loom_batches_state loom_batches_get_state(const loom_batches *batches);
+/* Begins anew: fetched 0, not done, from the loader's first sample. */
+LOOM_API loom_status loom_batches_reset(loom_batches *batches);
+
+/* A source of data with a set-up of its own. */
+typedef struct loom_datamodule {
+    void *context;
+    loom_status (*setup)(void *context);                     /* may be NULL */
+    const loom_data_sampler *(*data_sampler)(void *context); /* may be NULL */
+} loom_datamodule;
+/* Sets the module up; a strategy without a sampler adopts the module's. */
+LOOM_API loom_status loom_fabric_process_datamodule(loom_fabric *fabric, const loom_datamodule *datamodule);
+
+/* ---- Steps
+ * ----------------------------------------------------------------------------------------------------------- */
+
+/* Sizes that are 0 are inferred from the loader: the rows of its microbatches, their sequence, the microbatches of a
+ * step (1 where it does not know). */
+typedef struct loom_step_sizes {
+    int64_t micro_batch_size, seq_length, num_microbatches;
+} loom_step_sizes;
+
+/* What a step gave. */
+typedef struct loom_step_result {
+    double loss;   /* over the whole global batch; 0 on stages other than the last */
+    double tokens; /* that counted, over the whole global batch */
+    bool stop;     /* a callback asks the loop to stop */
+    int64_t microbatches;
+} loom_step_result;
+
+/* One training step: all microbatches, forward and backward, gradients reduced and final. LOOM_END when the data end
+ * before the first microbatch; data that end inside a step are an error with both counts. */
+LOOM_API loom_status loom_parallel_training_step(loom_parallel *parallel, loom_batches *batches, double *loss);
+LOOM_API loom_status loom_parallel_validation_step(loom_parallel *parallel, loom_batches *batches, double *loss);
+LOOM_API loom_status loom_parallel_test_step(loom_parallel *parallel, loom_batches *batches, double *loss);
+/* Receives the logits [b, s, v] of a microbatch, on every rank. */
+typedef loom_status (*loom_logits_function)(
+    void *context, const loom_batch *batch, int64_t vocabulary, const float *logits);
+LOOM_API loom_status loom_parallel_predict_step(
+    loom_parallel *parallel, loom_batches *batches, loom_logits_function receive, void *context);
+/* All of them, with given sizes and everything it gave. receive may be NULL. */
+LOOM_API loom_status loom_parallel_step(loom_parallel *parallel, loom_step_mode mode, loom_batches *batches,
+    const loom_step_sizes *sizes, loom_logits_function receive, void *context, loom_step_result *result);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,178 @@
+/* What the user iterates over. One loader is cut for this data-parallel rank by the strategy's sampler; several are
+ * taken in turn in "max_size_cycle" mode: the longest ends it, the others begin again when they are exhausted. */
+#include "strategy/strategy.h"
+#include <stdlib.h>
+
+static loom_status add_source(loom_batches *batches, const loom_data_loader *loader) {
+    loom__source *source = &batches->sources[batches->source_count];
+    *source = (loom__source){*loader, loader->consumed_samples ? loader->consumed_samples(loader->context) : 0, -1};
+    batches->source_count++;
+    if (loader->remaining)
+        source->length = loader->remaining(loader->context);
+    return loom_batch_create(loader->micro_batch_size, loader->sequence_length, loader->document_boundaries,
+        &batches->buffers[batches->source_count - 1]);
+}
+
+/* Microbatches in all: the longest source, times the number of sources; −1 when one of them has no known end. */
+static void find_length(loom_batches *batches) {
+    int64_t longest = 0;
+    for (int64_t i = 0; i < batches->source_count; i++) {
+        if (batches->sources[i].length < 0) {
+            batches->length = -1;
+            return;
+        }
+        longest = batches->sources[i].length > longest ? batches->sources[i].length : longest;
+    }
+    batches->length = longest * batches->source_count;
+    batches->done = batches->length == 0;
+}
+
+static loom_status create_empty(int64_t count, loom_batches **out) {
+    loom_batches *batches = calloc(1, sizeof *batches);
+    if (batches) {
+        batches->sources = calloc((size_t)count, sizeof *batches->sources);
+        batches->buffers = calloc((size_t)count, sizeof *batches->buffers);
+        batches->last_batch = batches->last_loader = -1;
+    }
+    if (!batches || !batches->sources || !batches->buffers) {
+        loom_batches_destroy(batches);
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld data loaders", (long long)count);
+    }
+    *out = batches;
+    return LOOM_OK;
+}
+
+static loom_status cut_for_rank(
+    const loom_fabric *fabric, const loom_dataloader *description, loom_data_loader *loader) {
+    loom_data_loader_config config = loom_data_loader_config_default();
+    loom_comm *dp = fabric->groups[LOOM_GROUP_DP];
+    config.sampler = fabric->sampler;
+    config.micro_batch_size = description->micro_batch_size;
+    config.data_parallel_rank = loom_comm_rank(dp);
+    config.data_parallel_size = loom_comm_size(dp);
+    config.global_batch_size = description->global_batch_size
+                                   ? description->global_batch_size
+                                   : description->micro_batch_size * config.data_parallel_size;
+    config.consumed_samples = description->mode == LOOM_TRAINING ? description->consumed_samples : 0;
+    config.cycle = description->cycle;
+    if (description->mode == LOOM_TEST || description->mode == LOOM_PREDICT) {
+        config.drop_last = false;
+        config.pad_samples_to_global_batch_size = true;
+    }
+    return loom_data_loader_create(description->dataset, &config, loader);
+}
+
+loom_status loom_fabric_setup_dataloaders(
+    loom_fabric *fabric, const loom_dataloader *loaders, int64_t count, loom_batches **out) {
+    if (!fabric->launched)
+        return loom_fail(LOOM_ERR_STATE, "setup_dataloader: the fabric has not been launched");
+    if (count < 1)
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "setup_dataloader: found %lld loaders, expected at least 1", (long long)count);
+    loom_batches *batches;
+    LOOM_TRY(create_empty(count, &batches));
+    batches->mode = loaders[0].mode;
+    for (int64_t i = 0; i < count; i++) {
+        loom_data_loader loader;
+        loom_status status = cut_for_rank(fabric, &loaders[i], &loader);
+        if (!status)
+            status = add_source(batches, &loader);
+        if (status) {
+            loom_batches_destroy(batches);
+            return status;
+        }
+    }
+    find_length(batches);
+    *out = batches;
+    return LOOM_OK;
+}
+
+loom_status loom_fabric_setup_dataloader(loom_fabric *fabric, const loom_dataloader *loader, loom_batches **batches) {
+    return loom_fabric_setup_dataloaders(fabric, loader, 1, batches);
+}
+
+loom_status loom_fabric_setup_loader(loom_fabric *fabric, const loom_data_loader *loader, loom_batches **out) {
+    (void)fabric;
+    loom_batches *batches;
+    LOOM_TRY(create_empty(1, &batches));
+    loom_status status = add_source(batches, loader);
+    if (status) {
+        batches->source_count = 0; /* the loader stays the caller's */
+        loom_batch_destroy(batches->buffers[0]);
+        loom_batches_destroy(batches);
+        return status;
+    }
+    find_length(batches);
+    *out = batches;
+    return LOOM_OK;
+}
+
+void loom_batches_destroy(loom_batches *batches) {
+    if (!batches)
+        return;
+    for (int64_t i = 0; i < batches->source_count; i++) {
+        loom_data_loader_destroy(&batches->sources[i].loader);
+        loom_batch_destroy(batches->buffers[i]);
+    }
+    free(batches->sources);
+    free(batches->buffers);
+    free(batches);
+}
+
+static loom_status next_of(loom_batches *batches, int64_t index) {
+    loom__source *source = &batches->sources[index];
+    loom_data_loader *loader = &source->loader;
+    loom_status status = loader->next(loader->context, batches->buffers[index]);
+    /* A shorter loader begins again; with one loader alone its end is the end. */
+    if (status == LOOM_END && batches->source_count > 1 && loader->seek) {
+        LOOM_TRY(loader->seek(loader->context, source->start));
+        status = loader->next(loader->context, batches->buffers[index]);
+    }
+    return status;
+}
+
+loom_status loom_batches_next(loom_batches *batches, const loom_batch **batch) {
+    if (batches->done)
+        return LOOM_END;
+    int64_t index = batches->fetched % batches->source_count;
+    loom_status status = next_of(batches, index);
+    if (status) {
+        batches->done = batches->done || status == LOOM_END;
+        return status;
+    }
+    batches->last_loader = index;
+    batches->last_batch = batches->fetched / batches->source_count;
+    batches->fetched++;
+    batches->done = batches->length >= 0 && batches->fetched >= batches->length;
+    *batch = batches->buffers[index];
+    return LOOM_OK;
+}
+
+loom_batches_state loom_batches_get_state(const loom_batches *batches) {
+    const loom_data_loader *loader = &batches->sources[0].loader;
+    return (loom_batches_state){
+        .fetched = batches->fetched,
+        .length = batches->length,
+        .done = batches->done,
+        .batch_index = batches->last_batch,
+        .loader_index = batches->last_loader,
+        .last = batches->last_loader < 0 ? NULL : batches->buffers[batches->last_loader],
+        .consumed_samples = loader->consumed_samples ? loader->consumed_samples(loader->context) : 0,
+        .micro_batch_size = loader->micro_batch_size,
+        .seq_length = loader->sequence_length,
+        .num_microbatches = loader->microbatches,
+    };
+}
+
+loom_status loom_batches_reset(loom_batches *batches) {
+    for (int64_t i = 0; i < batches->source_count; i++) {
+        loom_data_loader *loader = &batches->sources[i].loader;
+        if (!loader->seek)
+            return loom_fail(LOOM_ERR_UNSUPPORTED, "this data loader cannot begin again (it has no seek)");
+        LOOM_TRY(loader->seek(loader->context, batches->sources[i].start));
+    }
+    batches->fetched = 0;
+    batches->last_loader = batches->last_batch = -1;
+    batches->done = batches->length == 0;
+    return LOOM_OK;
+}

@@ -1,0 +1,231 @@
+/* The fabric: a validated configuration, then ranks and groups, then modules. Nothing here computes; it decides who
+ * belongs to whom and hands the parts to each other in the order that strategy-wide contracts fix. */
+#include "runtime/rank.h"
+#include "strategy/strategy.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+/* The groups that are communicated in so far; the layout knows all of them. */
+static const loom_group_kind used_groups[] = {
+    LOOM_GROUP_TP, LOOM_GROUP_DP, LOOM_GROUP_DP_CP, LOOM_GROUP_TP_PP, LOOM_GROUP_PP};
+
+static loom_status copy_callbacks(loom_fabric *fabric) {
+    LOOM_TRY(loom_callbacks_create(&fabric->callbacks));
+    return fabric->config.megatron_callbacks
+               ? loom_callbacks_merge(fabric->callbacks, fabric->config.megatron_callbacks)
+               : LOOM_OK;
+}
+
+static loom_status check_objects(const loom_megatron_strategy_config *config) {
+    if (config->checkpoint_io)
+        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: strategy.checkpoint_io (checkpoints)");
+    return LOOM_OK;
+}
+
+loom_status loom_fabric_create(loom_rank *rank, const loom_megatron_strategy_config *config,
+    const loom_precision_config *precision, loom_fabric **out) {
+    LOOM_TRY(loom_megatron_strategy_config_check(config));
+    LOOM_TRY(check_objects(config));
+    if (precision)
+        LOOM_TRY(loom_precision_config_check(precision));
+    if (precision)
+        LOOM_TRY(loom_precision_config_check(precision));
+    loom_fabric *fabric = calloc(1, sizeof *fabric);
+    if (!fabric)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a fabric");
+    fabric->rank = rank;
+    fabric->config = *config;
+    fabric->precision = precision ? *precision : loom_precision_config_default();
+    fabric->precision_plugin = config->precision ? config->precision : loom_precision_plugin_fp32();
+    fabric->accelerator = config->accelerator ? config->accelerator : loom_accelerator_cpu();
+    fabric->environment = config->cluster_environment ? config->cluster_environment : loom_cluster_environment_rank();
+    fabric->sampler = config->data_sampler;
+    fabric->seed = 1234;
+    fabric->perform_initialization = true;
+    loom_status status = copy_callbacks(fabric);
+    if (status) {
+        loom_fabric_destroy(fabric);
+        return status;
+    }
+    *out = fabric;
+    return LOOM_OK;
+}
+
+static void destroy_groups(loom_fabric *fabric) {
+    for (int kind = 0; kind < LOOM_GROUP_KIND_COUNT; kind++) {
+        loom_group_destroy(fabric->groups[kind]);
+        fabric->groups[kind] = NULL;
+    }
+}
+
+void loom_fabric_destroy(loom_fabric *fabric) {
+    if (!fabric)
+        return;
+    destroy_groups(fabric);
+    if (fabric->rank_timeout > 0)
+        fabric->rank->endpoint->timeout = fabric->rank_timeout;
+    if (fabric->device_ready && fabric->accelerator->teardown)
+        fabric->accelerator->teardown(fabric->accelerator->context, fabric->rank);
+    loom_callbacks_destroy(fabric->callbacks);
+    free(fabric);
+}
+
+static loom_status compute_layout(loom_fabric *fabric) {
+    const loom_megatron_strategy_config *config = &fabric->config;
+    const loom_cluster_environment *environment = fabric->environment;
+    int world = environment->world_size(environment->context, fabric->rank);
+    int index = environment->global_rank(environment->context, fabric->rank);
+    if (world != loom_rank_count(fabric->rank) || index != loom_rank_index(fabric->rank))
+        return loom_fail(LOOM_ERR_CONFIG, "cluster environment %s says rank %d of %d, but this is rank %d of %d",
+            environment->name, index, world, loom_rank_index(fabric->rank), loom_rank_count(fabric->rank));
+    loom_parallel_sizes sizes = loom_parallel_sizes_default(world);
+    sizes.tensor = config->tensor_model_parallel_size;
+    sizes.pipeline = config->pipeline_model_parallel_size;
+    sizes.virtual_pipeline = config->virtual_pipeline_model_parallel_size;
+    sizes.context = config->context_parallel_size;
+    sizes.expert = config->expert_model_parallel_size;
+    sizes.expert_tensor = config->expert_tensor_parallel_size;
+    sizes.encoder_tensor = config->encoder_tensor_model_parallel_size;
+    sizes.encoder_pipeline = config->encoder_pipeline_model_parallel_size;
+    sizes.optimizer_instances = config->num_distributed_optimizer_instances;
+    sizes.use_tp_pp_dp_mapping = config->use_tp_pp_dp_mapping;
+    return loom_layout_init(&sizes, &fabric->layout);
+}
+
+static loom_status create_group(loom_fabric *fabric, loom_group_kind kind) {
+    int64_t index, place, me = loom_rank_index(fabric->rank);
+    if (!loom_layout_group_of(&fabric->layout, kind, me, &index, &place))
+        return LOOM_OK;
+    int64_t size = loom_layout_group_size(&fabric->layout, kind, index);
+    int *ranks = malloc((size_t)size * sizeof *ranks);
+    if (!ranks)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a group of %lld ranks", (long long)size);
+    for (int64_t i = 0; i < size; i++)
+        ranks[i] = (int)loom_layout_group_member(&fabric->layout, kind, index, i);
+    loom_status status =
+        loom_group_create(fabric->rank, loom_layout_kind_name(kind), ranks, (int)size, &fabric->groups[kind]);
+    free(ranks);
+    if (!status && loom_comm_rank(fabric->groups[kind]) != place)
+        status = loom_fail(LOOM_ERR_INTERNAL, "rank %lld has place %d in its group %s, the layout says %lld",
+            (long long)me, loom_comm_rank(fabric->groups[kind]), loom_layout_kind_name(kind), (long long)place);
+    return status;
+}
+
+static loom_status tune(loom_fabric *fabric) {
+    const loom_accelerator *accelerator = fabric->accelerator;
+    char text[256] = "";
+    if (accelerator->tune)
+        LOOM_TRY(accelerator->tune(accelerator->context, fabric->rank, text, sizeof text));
+    if (text[0] && loom_rank_index(fabric->rank) == 0)
+        loom_rank_log(fabric->rank, LOOM_LOG_INFO, "%s", text);
+    return LOOM_OK;
+}
+
+static loom_status setup_device(loom_fabric *fabric) {
+    const loom_accelerator *accelerator = fabric->accelerator;
+    const loom_cluster_environment *environment = fabric->environment;
+    int local = environment->local_rank(environment->context, fabric->rank);
+    if (local < 0 || local >= loom_rank_local_count(fabric->rank))
+        return loom_fail(LOOM_ERR_CONFIG, "cluster environment %s says local rank %d of rank %d, expected 0 to %d",
+            environment->name, local, loom_rank_index(fabric->rank), loom_rank_local_count(fabric->rank) - 1);
+    if (accelerator->setup_device) {
+        int device = fabric->config.parallel_devices ? fabric->config.parallel_devices[local] : local;
+        LOOM_TRY(accelerator->setup_device(accelerator->context, fabric->rank, device));
+    }
+    fabric->device_ready = true;
+    return LOOM_OK;
+}
+
+/* The strategy's limit is one of its waits; a run that was given a shorter one keeps that. */
+static void limit_waits(loom_fabric *fabric) {
+    double *timeout = &fabric->rank->endpoint->timeout;
+    if (fabric->config.timeout >= *timeout)
+        return;
+    fabric->rank_timeout = *timeout;
+    *timeout = fabric->config.timeout;
+}
+
+loom_status loom_fabric_launch(loom_fabric *fabric) {
+    if (fabric->modules > 0)
+        return loom_fail(LOOM_ERR_STATE, "launch: %lld module(s) still use the groups of the first launch",
+            (long long)fabric->modules);
+    const loom_cluster_environment *environment = fabric->environment;
+    bool first = !fabric->device_ready;
+    fabric->launched = false; /* until all groups stand again */
+    destroy_groups(fabric);
+    LOOM_TRY(compute_layout(fabric));
+    limit_waits(fabric);
+    if (first)
+        LOOM_TRY(setup_device(fabric));
+    for (size_t i = 0; i < sizeof used_groups / sizeof *used_groups; i++)
+        LOOM_TRY(create_group(fabric, used_groups[i]));
+    if (first) {
+        LOOM_TRY(tune(fabric));
+        if (loom_rank_index(fabric->rank) == 0 &&
+            !environment->creates_processes_externally(environment->context, fabric->rank))
+            loom_rank_log(fabric->rank, LOOM_LOG_INFO,
+                "the ranks are threads of this process: start_method %s has nothing to start",
+                fabric->config.start_method);
+    }
+    fabric->launched = true;
+    return LOOM_OK;
+}
+
+void loom_fabric_seed_everything(loom_fabric *fabric, uint64_t seed) {
+    fabric->seed = seed;
+}
+
+loom_parallelism loom_fabric_parallelism(const loom_fabric *fabric) {
+    const loom_megatron_strategy_config *config = &fabric->config;
+    return (loom_parallelism){
+        .tensor_model_parallel_size = config->tensor_model_parallel_size,
+        .pipeline_model_parallel_size = config->pipeline_model_parallel_size,
+        .virtual_pipeline_model_parallel_size = config->virtual_pipeline_model_parallel_size,
+        .microbatch_group_size_per_vp_stage = config->microbatch_group_size_per_vp_stage
+                                                  ? config->microbatch_group_size_per_vp_stage
+                                                  : config->pipeline_model_parallel_size,
+        .context_parallel_size = config->context_parallel_size,
+        .sequence_parallel = config->sequence_parallel,
+        .expert_model_parallel_size = config->expert_model_parallel_size,
+        .expert_tensor_parallel_size = config->expert_tensor_parallel_size ? config->expert_tensor_parallel_size
+                                                                           : config->tensor_model_parallel_size,
+        .moe_extended_tp = config->moe_extended_tp,
+        .encoder_tensor_model_parallel_size = config->encoder_tensor_model_parallel_size,
+        .encoder_pipeline_model_parallel_size = config->encoder_pipeline_model_parallel_size,
+        .pipeline_dtype = config->pipeline_dtype,
+    };
+}
+
+loom_rank *loom_fabric_rank(const loom_fabric *fabric) {
+    return fabric->rank;
+}
+const loom_layout *loom_fabric_layout(const loom_fabric *fabric) {
+    return &fabric->layout;
+}
+loom_comm *loom_fabric_group(const loom_fabric *fabric, loom_group_kind kind) {
+    return kind >= 0 && kind < LOOM_GROUP_KIND_COUNT ? fabric->groups[kind] : NULL;
+}
+loom_callbacks *loom_fabric_callbacks(loom_fabric *fabric) {
+    return fabric->callbacks;
+}
+
+loom_status loom_fabric_megatron_context(loom_fabric *fabric, loom_context_body body, void *argument) {
+    bool before = fabric->perform_initialization;
+    fabric->perform_initialization = false;
+    loom_status status = body(argument);
+    fabric->perform_initialization = before;
+    return status;
+}
+
+loom_status loom_fabric_module_init_context(
+    loom_fabric *fabric, bool empty_init, loom_context_body body, void *argument) {
+    return empty_init ? loom_fabric_megatron_context(fabric, body, argument) : body(argument);
+}
+
+loom_status loom_fabric_process_datamodule(loom_fabric *fabric, const loom_datamodule *datamodule) {
+    if (datamodule->setup)
+        LOOM_TRY(datamodule->setup(datamodule->context));
+    if (!fabric->sampler && datamodule->data_sampler)
+        fabric->sampler = datamodule->data_sampler(datamodule->context);
+    return LOOM_OK;
+}

@@ -1,0 +1,250 @@
+/* A step: all microbatches of one global batch, forward and (in training) backward, the reduction of the loss, and the
+ * gradients made final. The loss gradient is seeded with 1 / expected tokens, so that the sum over microbatches and
+ * ranks is the mean whenever every token counts; where some do not, the exact factor expected / valid goes to the
+ * optimizer, which applies it once. */
+#include "optim/optim.h"
+#include "parallel/parallel.h"
+#include "strategy/strategy.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static loom_status call(loom_parallel *parallel, loom_event event, loom_step *step) {
+    return loom_callbacks_call(parallel->fabric->callbacks, event, step);
+}
+
+bool loom__module_is_gpt(const loom_module *module) {
+    /* Only loom__gpt_create makes a module that is the first member of its own context. */
+    return module->context == (const void *)module;
+}
+
+/* ---- sizes ---- */
+
+static loom_status check_sizes(const loom_step *step) {
+    const char *missing = step->micro_batch_size < 1   ? "micro_batch_size"
+                          : step->seq_length < 1       ? "seq_length"
+                          : step->num_microbatches < 1 ? "num_microbatches"
+                                                       : NULL;
+    return missing ? loom_fail(LOOM_ERR_ARGUMENT, "%s is not given and could not be inferred from the batch", missing)
+                   : LOOM_OK;
+}
+
+/* ---- one microbatch ---- */
+
+typedef struct step_context {
+    loom_parallel *parallel;
+    loom_step *step;
+    float seed; /* of the loss gradient */
+    loom_logits_function receive;
+    void *receive_context;
+} step_context;
+
+static loom_status hand_out_logits(const step_context *context, loom_tensor *logits) {
+    loom_parallel *parallel = context->parallel;
+    const loom_batch *batch = context->step->batch;
+    int64_t vocabulary = parallel->module->config(parallel->module->context)->vocab_size;
+    float *whole = malloc((size_t)(batch->b * batch->s * vocabulary + 1) * sizeof *whole);
+    if (!whole)
+        return loom_fail(
+            LOOM_ERR_MEMORY, "out of memory for %lld logits", (long long)(batch->b * batch->s * vocabulary));
+    loom_status status = loom__gather_logits(logits, vocabulary, parallel->fabric->groups[LOOM_GROUP_TP], whole);
+    if (!status)
+        status = context->receive(context->receive_context, batch, vocabulary, whole);
+    free(whole);
+    return status;
+}
+
+/* Runs the forward again with every operation's output checked, to name the first one that is not finite. */
+static loom_status name_nonfinite(const step_context *context) {
+    loom_parallel *parallel = context->parallel;
+    const loom_step *step = context->step;
+    loom_tape_options options = {.check_finite = true};
+    loom_forward forward = {.batch = step->batch, .training = step->mode == LOOM_TRAINING};
+    loom_tape *tape;
+    loom_tensor *losses = NULL;
+    LOOM_TRY(loom_tape_create(parallel->fabric->rank, &options, &tape));
+    loom_status status = parallel->module->forward(parallel->module->context, tape, &forward, &losses);
+    loom_tensor_release(losses);
+    loom_tape_destroy(tape);
+    if (!status)
+        status = loom_fail(LOOM_ERR_NUMERIC, "the loss has a NaN or an infinity that no operation's output shows");
+    return loom_fail_context(
+        status, "step %lld, microbatch %lld: ", (long long)step->number, (long long)step->microbatch);
+}
+
+static loom_status backward(const step_context *context, loom_tape *tape, loom_tensor *losses, loom_tensor *d_losses) {
+    const loom_step *step = context->step;
+    loom__ddp_expect_last(context->parallel->ddp, step->microbatch == step->num_microbatches - 1);
+    return loom_tape_backward(tape, losses, d_losses);
+}
+
+static loom_status forward_backward(const step_context *context, loom_tape *tape) {
+    loom_parallel *parallel = context->parallel;
+    loom_step *step = context->step;
+    const loom_precision_plugin *precision = parallel->fabric->precision_plugin;
+    bool training = step->mode == LOOM_TRAINING;
+    loom_tensor *losses = NULL, *d_losses = NULL, *logits = NULL;
+    loom_forward forward = {.batch = step->batch, .training = training, .logits = context->receive ? &logits : NULL};
+    loom_status status = LOOM_OK;
+    if (precision->convert_input)
+        status = precision->convert_input(precision->context, step->batch);
+    if (!status)
+        status = parallel->module->forward(parallel->module->context, tape, &forward, &losses);
+    if (!status && precision->convert_output)
+        status = precision->convert_output(precision->context, losses);
+    if (!status && logits)
+        status = hand_out_logits(context, logits);
+    loom_tensor_release(logits);
+    if (!status && training)
+        status = loom_tensor_create(parallel->fabric->rank, LOOM_F32, losses->dims, losses->shape, &d_losses);
+    if (!status)
+        status = parallel->reduction.forward(
+            parallel->reduction.context, step->batch, losses, context->seed, &step->loss_sum, &step->tokens, d_losses);
+    if (!status && !isfinite(step->loss_sum))
+        status = name_nonfinite(context);
+    if (!status && training)
+        status = backward(context, tape, losses, d_losses);
+    loom_tensor_release(losses);
+    loom_tensor_release(d_losses);
+    return status;
+}
+
+static loom_status run_microbatch(const step_context *context) {
+    loom_parallel *parallel = context->parallel;
+    bool training = context->step->mode == LOOM_TRAINING;
+    loom_tape_options options = {
+        .record = training,
+        .parameter_ready = training ? loom__ddp_parameter_ready : NULL,
+        .context = parallel->ddp,
+    };
+    loom_tape *tape;
+    LOOM_TRY(loom_tape_create(parallel->fabric->rank, &options, &tape));
+    loom_status status = forward_backward(context, tape);
+    loom_tape_destroy(tape);
+    return status;
+}
+
+/* LOOM_END before the first microbatch is the end of the data; later it is an error. */
+static loom_status fetch(loom_step *step) {
+    loom_status status = loom_batches_next(step->batches, &step->batch);
+    if (status == LOOM_END && step->microbatch > 0)
+        return loom_fail(LOOM_ERR_STATE, "the data ended after %lld of the step's %lld microbatches",
+            (long long)step->microbatch, (long long)step->num_microbatches);
+    return status;
+}
+
+/* ---- the end of a step ---- */
+
+static loom_status sum_partial(loom_parallel *parallel) {
+    if (!parallel->partial_count)
+        return LOOM_OK;
+    float *at = parallel->partial_buffer;
+    for (int64_t i = 0; i < parallel->partial_count; i++) {
+        const loom_parameter *parameter = parallel->partial[i];
+        int64_t count = parameter->shape[0] * (parameter->dims == 2 ? parameter->shape[1] : 1);
+        memcpy(at, parameter->grad, (size_t)count * sizeof *at);
+        at += count;
+    }
+    LOOM_TRY(loom_all_reduce(parallel->fabric->groups[LOOM_GROUP_TP], parallel->partial_buffer,
+        parallel->partial_buffer, parallel->partial_elements, LOOM_F32, LOOM_SUM));
+    at = parallel->partial_buffer;
+    for (int64_t i = 0; i < parallel->partial_count; i++) {
+        loom_parameter *parameter = parallel->partial[i];
+        int64_t count = parameter->shape[0] * (parameter->dims == 2 ? parameter->shape[1] : 1);
+        memcpy(parameter->grad, at, (size_t)count * sizeof *at);
+        at += count;
+    }
+    return LOOM_OK;
+}
+
+loom_status loom__parallel_finish_gradients(loom_parallel *parallel) {
+    LOOM_TRY(loom__ddp_finish(parallel->ddp));
+    LOOM_TRY(sum_partial(parallel));
+    const loom_module *module = parallel->module;
+    return module->finalize_gradients ? module->finalize_gradients(module->context) : LOOM_OK;
+}
+
+static loom_status reduce(loom_parallel *parallel, loom_step *step, double expected) {
+    LOOM_TRY(call(parallel, LOOM_EVENT_REDUCE_MICROBATCHES_START, step));
+    LOOM_TRY(parallel->reduction.reduce(parallel->reduction.context, parallel->fabric->groups[LOOM_GROUP_DP_CP],
+        &step->loss_sum, &step->tokens, &step->loss));
+    LOOM_TRY(call(parallel, LOOM_EVENT_REDUCE_MICROBATCHES_END, step));
+    if (step->mode != LOOM_TRAINING)
+        return LOOM_OK;
+    parallel->token_factor = step->tokens > 0 ? expected / step->tokens : 1;
+    return parallel->optimizer ? loom__optimizer_set_token_factor(parallel->optimizer, parallel->token_factor)
+                               : LOOM_OK;
+}
+
+static loom_status run_step(
+    loom_parallel *parallel, loom_step *step, loom_logits_function receive, void *receive_context) {
+    bool training = step->mode == LOOM_TRAINING;
+    LOOM_TRY(call(parallel, LOOM_EVENT_STEP_START, step));
+    LOOM_TRY(check_sizes(step));
+    int64_t dp = loom_comm_size(parallel->fabric->groups[LOOM_GROUP_DP]);
+    step->global_batch_size = step->micro_batch_size * step->num_microbatches * dp;
+    double expected = (double)step->global_batch_size * (double)step->seq_length;
+    bool average = parallel->fabric->config.ddp_config.average_in_collective;
+    step_context context = {parallel, step, (float)((average ? (double)dp : 1.0) / expected), receive, receive_context};
+    if (training)
+        loom__ddp_begin_step(parallel->ddp);
+    LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCHES_START, step));
+    for (step->microbatch = 0; step->microbatch < step->num_microbatches; step->microbatch++) {
+        loom_rank_note(parallel->fabric->rank, "reading a batch");
+        loom_status status = fetch(step);
+        loom_rank_note(parallel->fabric->rank, NULL);
+        LOOM_TRY(status);
+        LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCH_START, step));
+        LOOM_TRY(run_microbatch(&context));
+        LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCH_END, step));
+    }
+    LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCHES_END, step));
+    if (training)
+        LOOM_TRY(loom__parallel_finish_gradients(parallel));
+    LOOM_TRY(reduce(parallel, step, expected));
+    return call(parallel, LOOM_EVENT_STEP_END, step);
+}
+
+loom_status loom_parallel_step(loom_parallel *parallel, loom_step_mode mode, loom_batches *batches,
+    const loom_step_sizes *sizes, loom_logits_function receive, void *context, loom_step_result *result) {
+    if (receive && !parallel->module->config)
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "this module has no configuration that tells its vocabulary: logits cannot be given");
+    loom_step step = {
+        .mode = mode,
+        .number = parallel->steps[mode],
+        .batches = batches,
+        .micro_batch_size = sizes ? sizes->micro_batch_size : 0,
+        .seq_length = sizes ? sizes->seq_length : 0,
+        .num_microbatches = sizes ? sizes->num_microbatches : 0,
+    };
+    LOOM_TRY(run_step(parallel, &step, receive, context));
+    parallel->steps[mode]++;
+    *result = (loom_step_result){step.loss, step.tokens, step.stop, step.num_microbatches};
+    return LOOM_OK;
+}
+
+static loom_status plain_step(loom_parallel *parallel, loom_step_mode mode, loom_batches *batches, double *loss) {
+    loom_step_result result;
+    LOOM_TRY(loom_parallel_step(parallel, mode, batches, NULL, NULL, NULL, &result));
+    *loss = result.loss;
+    return LOOM_OK;
+}
+
+loom_status loom_parallel_training_step(loom_parallel *parallel, loom_batches *batches, double *loss) {
+    return plain_step(parallel, LOOM_TRAINING, batches, loss);
+}
+
+loom_status loom_parallel_validation_step(loom_parallel *parallel, loom_batches *batches, double *loss) {
+    return plain_step(parallel, LOOM_VALIDATION, batches, loss);
+}
+
+loom_status loom_parallel_test_step(loom_parallel *parallel, loom_batches *batches, double *loss) {
+    return plain_step(parallel, LOOM_TEST, batches, loss);
+}
+
+loom_status loom_parallel_predict_step(
+    loom_parallel *parallel, loom_batches *batches, loom_logits_function receive, void *context) {
+    loom_step_result result;
+    return loom_parallel_step(parallel, LOOM_PREDICT, batches, NULL, receive, context, &result);
+}
