@@ -1,0 +1,34 @@
+/* The commands of `megaloom`, and what they share. Each command takes its own argv (argv[0] is "megaloom <name>") and
+ * returns the exit status: 0, 1 for a failure, 2 for a usage, configuration or input that is wrong. */
+#ifndef CLI_COMMANDS_H
+#define CLI_COMMANDS_H
+
+#include <megaloom/megaloom.h>
+
+int loom_cli_config(int argc, char **argv);
+int loom_cli_data(int argc, char **argv);
+int loom_cli_eval(int argc, char **argv);
+int loom_cli_topology(int argc, char **argv);
+int loom_cli_train(int argc, char **argv);
+
+/* Prints "megaloom: " and the recorded error on standard error, and gives the exit status of a failure. */
+int loom_cli_fail(loom_status status);
+/* Writes a line of the library's log to standard error. */
+void loom_cli_log(void *context, loom_log_level level, const char *line);
+
+/* Checks the configuration for the ranks that are there, runs the function on them (MPI processes when a launcher
+ * started us, else config->ranks threads), prints what failed, and gives the exit status. Does not return when a thread
+ * rank is stuck. */
+int loom_cli_run(const loom_run_config *config, loom_rank_function function, void *argument);
+/* True on the one process of a run that talks to the user before ranks exist. */
+bool loom_cli_is_first_process(void);
+
+/* Makes the directory and those above it, where they are not there yet. */
+loom_status loom_cli_make_directories(const char *path);
+
+/* The strategy, launched, as the run file wants it. */
+loom_status loom_cli_fabric(loom_rank *rank, const loom_run_config *config, loom_fabric **fabric);
+/* The model of the run file, set up. */
+loom_status loom_cli_model(loom_fabric *fabric, const loom_run_config *config, loom_parallel **parallel);
+
+#endif

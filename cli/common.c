@@ -1,0 +1,107 @@
+/* What the commands share: errors as lines and exit statuses, and the way from a run file to ranks with a model. */
+#include "commands.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int loom_cli_fail(loom_status status) {
+    const char *line = *loom_error_message() ? loom_error_message() : loom_status_text(status);
+    /* A configuration's faults come all at once, one a line. */
+    for (const char *end; line; line = *end ? end + 1 : NULL) {
+        end = strchrnul(line, '\n');
+        fprintf(stderr, "megaloom: %.*s\n", (int)(end - line), line);
+    }
+    switch (status) {
+    case LOOM_ERR_ARGUMENT:
+    case LOOM_ERR_CONFIG:
+    case LOOM_ERR_UNSUPPORTED:
+    case LOOM_ERR_FORMAT:
+    case LOOM_ERR_NOT_FOUND:
+        return 2;
+    default:
+        return 1;
+    }
+}
+
+void loom_cli_log(void *context, loom_log_level level, const char *line) {
+    (void)context;
+    if (level == LOOM_LOG_DEBUG)
+        return;
+    fprintf(stderr, "megaloom: %s%s\n", level == LOOM_LOG_WARNING ? "warning: " : "", line);
+}
+
+bool loom_cli_is_first_process(void) {
+    static const char *const variables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
+    if (!loom_mpi_launched(NULL))
+        return true;
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
+        const char *value = getenv(variables[i]);
+        if (value)
+            return strcmp(value, "0") == 0;
+    }
+    return true;
+}
+
+int loom_cli_run(const loom_run_config *config, loom_rank_function function, void *argument) {
+    int world = (int)config->ranks;
+    bool mpi = loom_mpi_launched(&world);
+    loom_status status = loom_run_config_check(config, world);
+    if (status)
+        return loom_cli_is_first_process() ? loom_cli_fail(status) : 2;
+    loom_run_options options = loom_run_options_default();
+    options.threads = (int)config->threads;
+    options.timeout = config->strategy.timeout;
+    options.log = loom_cli_log;
+    status = mpi ? loom_run_mpi(function, argument, &options) : loom_run_local(world, function, argument, &options);
+    if (!status)
+        return 0;
+    /* Under MPI the failure has been logged already, once a machine. */
+    int code = mpi ? 1 : loom_cli_fail(status);
+    if (status == LOOM_ERR_STUCK) {
+        fflush(NULL);
+        _exit(1);
+    }
+    return code;
+}
+
+loom_status loom_cli_fabric(loom_rank *rank, const loom_run_config *config, loom_fabric **fabric) {
+    loom_fabric *made;
+    LOOM_TRY(loom_fabric_create(rank, &config->strategy, &config->precision, &made));
+    loom_fabric_seed_everything(made, (uint64_t)config->seed);
+    loom_status status = loom_fabric_launch(made);
+    if (status) {
+        loom_fabric_destroy(made);
+        return status;
+    }
+    *fabric = made;
+    return LOOM_OK;
+}
+
+loom_status loom_cli_model(loom_fabric *fabric, const loom_run_config *config, loom_parallel **parallel) {
+    loom_module *module;
+    if (config->model.hf)
+        LOOM_TRY(loom_gpt_create_from_hf(fabric, config->model.hf, &config->model.config, &module));
+    else
+        LOOM_TRY(loom_gpt_create(fabric, &config->model.config, &module));
+    return loom_fabric_setup_module(fabric, module, parallel);
+}
+
+loom_status loom_cli_make_directories(const char *path) {
+    char partial[4096];
+    if (snprintf(partial, sizeof partial, "%s", path) >= (int)sizeof partial)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the output is too long");
+    for (char *at = partial + 1;; at++) {
+        char kept = *at;
+        if (kept != '/' && kept != '\0')
+            continue;
+        *at = '\0';
+        if (mkdir(partial, 0777) != 0 && errno != EEXIST)
+            return loom_fail(LOOM_ERR_IO, "%s: cannot be made: %m", partial);
+        *at = kept;
+        if (kept == '\0')
+            return LOOM_OK;
+    }
+}

@@ -1,0 +1,252 @@
+/* megaloom train: a run file's training, written against the public API as a user would write it. Each rank runs
+ * `train`; rank 0 also shows and writes down what happens. */
+#include "commands.h"
+#include <argp.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct training {
+    const loom_run_config *config;
+    loom_rank *rank;
+    loom_fabric *fabric;
+    loom_parallel *parallel;
+    loom_optimizer *optimizer;
+    loom_indexed *indexed;
+    loom_dataset train_set, valid_set;
+    loom_batches *batches, *valid_batches;
+    loom_metrics *metrics; /* rank 0 only, as is progress */
+    loom_progress *progress;
+    int64_t global_batch_size;
+    double gemm_rate;
+    double flops_per_token;
+    double last_validation;
+} training;
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* ---- data ---- */
+
+static loom_status open_gpt(training *t) {
+    const loom_run_config *config = t->config;
+    const loom_data_config *data = &config->data;
+    if (data->path_count != 1)
+        return loom_fail(LOOM_ERR_UNSUPPORTED,
+            "not supported yet: data.path with %lld datasets (blending); give one prefix", (long long)data->path_count);
+    LOOM_TRY(loom_indexed_open(data->path[0].prefix, &t->indexed));
+    loom_gpt_dataset_config wanted = loom_gpt_dataset_config_default();
+    wanted.sequence_length = config->model.config.seq_length;
+    wanted.seed = config->seed;
+    wanted.split = data->split;
+    wanted.vocab_size = config->model.config.vocab_size;
+    wanted.samples = config->steps * t->global_batch_size;
+    LOOM_TRY(loom_gpt_dataset_create(t->indexed, &wanted, &t->train_set));
+    if (config->validation.every <= 0)
+        return LOOM_OK;
+    wanted.which = LOOM_SPLIT_VALID;
+    wanted.samples = -1;
+    return loom_gpt_dataset_create(t->indexed, &wanted, &t->valid_set);
+}
+
+static loom_status open_data(training *t) {
+    const loom_run_config *config = t->config;
+    const char *kind = config->data.kind;
+    t->global_batch_size = config->data.global_batch_size;
+    if (!t->global_batch_size)
+        t->global_batch_size =
+            config->data.micro_batch_size * loom_layout_data_parallel_size(loom_fabric_layout(t->fabric));
+    if (strcmp(kind, "gpt") == 0)
+        return open_gpt(t);
+    if (config->validation.every > 0)
+        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: validation with data.kind %s", kind);
+    if (strcmp(kind, "mock") == 0)
+        return loom_mock_dataset_create(config->model.config.seq_length, config->model.config.vocab_size,
+            (uint64_t)config->seed, config->steps * t->global_batch_size, &t->train_set);
+    int64_t batch;
+    LOOM_TRY(
+        loom_fixed_dataset_create(config->data.path[0].prefix, config->model.config.vocab_size, &t->train_set, &batch));
+    if (!config->data.global_batch_size)
+        t->global_batch_size = batch;
+    return LOOM_OK;
+}
+
+static loom_status make_batches(training *t) {
+    const loom_data_config *data = &t->config->data;
+    loom_dataloader loader = {
+        .dataset = &t->train_set,
+        .mode = LOOM_TRAINING,
+        .micro_batch_size = data->micro_batch_size,
+        .global_batch_size = t->global_batch_size,
+    };
+    LOOM_TRY(loom_fabric_setup_dataloader(t->fabric, &loader, &t->batches));
+    if (!t->valid_set.get)
+        return LOOM_OK;
+    loader.dataset = &t->valid_set;
+    loader.mode = LOOM_VALIDATION;
+    loader.cycle = true;
+    return loom_fabric_setup_dataloader(t->fabric, &loader, &t->valid_batches);
+}
+
+/* ---- what rank 0 shows ---- */
+
+static loom_status open_reports(training *t) {
+    const loom_run_config *config = t->config;
+    char path[4096];
+    if (loom_rank_index(t->rank) != 0)
+        return LOOM_OK;
+    LOOM_TRY(loom_cli_make_directories(config->output));
+    snprintf(path, sizeof path, "%s/metrics.jsonl", config->output);
+    LOOM_TRY(loom_metrics_open(path, &t->metrics));
+    /* mpirun hands its processes a terminal of its own, whatever their output goes to. */
+    bool terminal = isatty(STDOUT_FILENO) != 0 && !loom_mpi_launched(NULL);
+    return loom_progress_create(stdout, terminal, config->steps, config->log.every, &t->progress);
+}
+
+static loom_status validate(training *t, double *loss) {
+    double sum = 0, tokens = 0;
+    /* The same batches every time, so that two validations can be compared. */
+    LOOM_TRY(loom_batches_reset(t->valid_batches));
+    for (int64_t i = 0; i < t->config->validation.batches; i++) {
+        loom_step_result result;
+        LOOM_TRY(loom_parallel_step(t->parallel, LOOM_VALIDATION, t->valid_batches, NULL, NULL, NULL, &result));
+        sum += result.loss * result.tokens;
+        tokens += result.tokens;
+    }
+    *loss = tokens > 0 ? sum / tokens : NAN;
+    t->last_validation = *loss;
+    if (t->progress)
+        loom_progress_note(t->progress, "validation loss %.4f", *loss);
+    return LOOM_OK;
+}
+
+/* ---- the loop ---- */
+
+static loom_status train_step(training *t, int64_t step) {
+    double start = now();
+    loom_step_result result;
+    loom_optimizer_outcome outcome;
+    loom_status status = loom_parallel_step(t->parallel, LOOM_TRAINING, t->batches, NULL, NULL, NULL, &result);
+    if (status == LOOM_END)
+        return loom_fail(LOOM_ERR_STATE, "the data end after %lld of %lld steps", (long long)(step - 1),
+            (long long)t->config->steps);
+    LOOM_TRY(status);
+    LOOM_TRY(loom_optimizer_step(t->optimizer, &outcome));
+    double seconds = now() - start;
+    double positions = (double)t->global_batch_size * (double)loom_batches_get_state(t->batches).seq_length;
+    loom_step_report report = {
+        .step = step,
+        .loss = result.loss,
+        .grad_norm = outcome.grad_norm,
+        .learning_rate = outcome.lr,
+        .tokens_per_second = positions / seconds,
+        .gemm_share = positions / seconds * t->flops_per_token / t->gemm_rate,
+        .seconds = seconds,
+        .validation_loss = NAN,
+        .consumed_samples = loom_batches_get_state(t->batches).consumed_samples,
+    };
+    if (t->progress)
+        loom_progress_step(t->progress, &report);
+    int64_t every = t->config->validation.every;
+    if (t->valid_batches && (step % every == 0 || step == t->config->steps))
+        LOOM_TRY(validate(t, &report.validation_loss));
+    return t->metrics ? loom_metrics_write(t->metrics, &report) : LOOM_OK;
+}
+
+static loom_status set_up(training *t) {
+    const loom_run_config *config = t->config;
+    LOOM_TRY(loom_cli_fabric(t->rank, config, &t->fabric));
+    LOOM_TRY(loom_agree(loom_rank_world(t->rank), open_data(t)));
+    LOOM_TRY(loom_cli_model(t->fabric, config, &t->parallel));
+    loom_optimizer_setup setup = {.schedule = config->lr, .steps = config->steps};
+    LOOM_TRY(loom_fabric_setup_megatron_optimizer(t->fabric, t->parallel, &config->optim, &setup, &t->optimizer));
+    LOOM_TRY(make_batches(t));
+    LOOM_TRY(loom_agree(loom_rank_world(t->rank), open_reports(t)));
+    LOOM_TRY(loom_measure_gemm_rate(t->rank, loom_rank_world(t->rank), &t->gemm_rate));
+    t->flops_per_token = loom_model_flops_per_token(loom_parallel_model_config(t->parallel));
+    return LOOM_OK;
+}
+
+static void tear_down(training *t) {
+    loom_progress_destroy(t->progress);
+    loom_metrics_close(t->metrics);
+    loom_batches_destroy(t->batches);
+    loom_batches_destroy(t->valid_batches);
+    loom_parallel_destroy(t->parallel);
+    loom_dataset_destroy(&t->train_set);
+    loom_dataset_destroy(&t->valid_set);
+    loom_indexed_close(t->indexed);
+    loom_fabric_destroy(t->fabric);
+}
+
+static loom_status train(loom_rank *rank, void *argument) {
+    training t = {.config = argument, .rank = rank, .last_validation = NAN};
+    loom_status status = set_up(&t);
+    if (!status && t.progress) {
+        int ranks = loom_rank_count(rank), threads = loom_team_size(loom_rank_team(rank));
+        loom_progress_note(t.progress, "%d rank%s of %d thread%s, GEMM rate %.1f GFLOP/s, %.3g GFLOP a token", ranks,
+            ranks == 1 ? "" : "s", threads, threads == 1 ? "" : "s", t.gemm_rate * 1e-9, t.flops_per_token * 1e-9);
+    }
+    for (int64_t step = 1; !status && step <= t.config->steps; step++)
+        status = train_step(&t, step);
+    if (!status && t.progress)
+        loom_progress_note(t.progress, "metrics: %s/metrics.jsonl", t.config->output);
+    tear_down(&t);
+    return status;
+}
+
+/* ---- the command ---- */
+
+typedef struct arguments {
+    const char *path;
+    const char **overrides;
+    int64_t override_count;
+} arguments;
+
+static error_t take(int key, char *text, struct argp_state *state) {
+    arguments *to = state->input;
+    switch (key) {
+    case ARGP_KEY_ARG:
+        if (strchr(text, '='))
+            to->overrides[to->override_count++] = text;
+        else if (!to->path)
+            to->path = text;
+        else
+            argp_error(state, "more than one run file: %s and %s", to->path, text);
+        return 0;
+    case ARGP_KEY_END:
+        if (!to->path)
+            argp_error(state, "give a run file");
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+int loom_cli_train(int argc, char **argv) {
+    static const struct argp argp = {NULL, take, "RUN.yaml [FIELD=VALUE...]",
+        "Trains as the run file says, with FIELD=VALUE overriding its fields.\v"
+        "Without a launcher the ranks are threads of this process (field `ranks`); under mpirun each process is a "
+        "rank. "
+        "Writes OUTPUT/metrics.jsonl.",
+        NULL, NULL, NULL};
+    arguments given = {.overrides = calloc((size_t)argc + 1, sizeof(char *))};
+    if (!given.overrides)
+        return loom_cli_fail(loom_fail(LOOM_ERR_MEMORY, "out of memory"));
+    argp_err_exit_status = 2;
+    argp_parse(&argp, argc, argv, 0, NULL, &given);
+    loom_run_config *config = NULL;
+    loom_status status = loom_run_config_load(given.path, given.overrides, given.override_count, &config);
+    free(given.overrides);
+    if (status)
+        return loom_cli_is_first_process() ? loom_cli_fail(status) : 2;
+    int code = loom_cli_run(config, train, config);
+    loom_run_config_destroy(config);
+    return code;
+}

@@ -1,0 +1,49 @@
+/* What a run shows and writes down: the progress line, metrics.jsonl, and the machine's own GEMM rate as a yardstick.
+ */
+#ifndef MEGALOOM_REPORT_H
+#define MEGALOOM_REPORT_H
+
+#include <megaloom/rank.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Best of three sgemm of 2048³ with this rank's team while the other ranks do the same, summed over `comm`: floating
+ * point operations a second of all its ranks together. Collective; takes about a second. */
+LOOM_API loom_status loom_measure_gemm_rate(loom_rank *rank, loom_comm *comm, double *flops_per_second);
+
+/* One training step, as reported. Values that were not measured are NaN and left out. */
+typedef struct loom_step_report {
+    int64_t step; /* from 1 */
+    double loss, grad_norm, learning_rate;
+    double tokens_per_second;
+    double gemm_share;      /* of the machine's GEMM rate, 0 … 1 */
+    double seconds;         /* this step took */
+    double validation_loss; /* NaN where this step had no validation */
+    int64_t consumed_samples;
+} loom_step_report;
+
+/* metrics.jsonl: one JSON object a line. */
+typedef struct loom_metrics loom_metrics;
+/* Creates or truncates the file. */
+LOOM_API loom_status loom_metrics_open(const char *path, loom_metrics **metrics);
+/* Writes the line and flushes it, so that it can be followed. Not finite numbers are written as null. */
+LOOM_API loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *report);
+LOOM_API void loom_metrics_close(loom_metrics *metrics); /* NULL is accepted */
+
+/* The progress line: rewritten in place on a terminal, else one line every `every` steps. */
+typedef struct loom_progress loom_progress;
+LOOM_API loom_status loom_progress_create(
+    FILE *out, bool terminal, int64_t steps, int64_t every, loom_progress **progress);
+LOOM_API void loom_progress_step(loom_progress *progress, const loom_step_report *report);
+/* A line of its own between the progress ("validation loss 2.31 at step 100"). */
+LOOM_API void loom_progress_note(loom_progress *progress, const char *format, ...) LOOM_PRINTF(2, 3);
+/* Ends the line and frees; NULL is accepted. */
+LOOM_API void loom_progress_destroy(loom_progress *progress);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,55 @@
+/* metrics.jsonl: the run's numbers, a line a step, readable while the run goes on. */
+#include <jansson.h>
+#include <math.h>
+#include <megaloom/report.h>
+#include <stdlib.h>
+
+struct loom_metrics {
+    FILE *file;
+};
+
+loom_status loom_metrics_open(const char *path, loom_metrics **out) {
+    loom_metrics *metrics = calloc(1, sizeof *metrics);
+    FILE *file = fopen(path, "w");
+    if (!file || !metrics) {
+        if (file)
+            fclose(file);
+        free(metrics);
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    }
+    metrics->file = file;
+    *out = metrics;
+    return LOOM_OK;
+}
+
+static void put(json_t *object, const char *key, double value) {
+    json_object_set_new(object, key, isfinite(value) ? json_real(value) : json_null());
+}
+
+loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *report) {
+    json_t *object = json_object();
+    if (!object)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a line of metrics");
+    json_object_set_new(object, "step", json_integer(report->step));
+    put(object, "loss", report->loss);
+    put(object, "grad_norm", report->grad_norm);
+    put(object, "learning_rate", report->learning_rate);
+    put(object, "tokens_per_second", report->tokens_per_second);
+    json_object_set_new(object, "consumed_samples", json_integer(report->consumed_samples));
+    put(object, "step_seconds", report->seconds);
+    if (!isnan(report->gemm_share))
+        put(object, "gemm_share", report->gemm_share);
+    if (!isnan(report->validation_loss))
+        put(object, "validation_loss", report->validation_loss);
+    int failed = json_dumpf(object, metrics->file, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    json_decref(object);
+    if (failed || fputc('\n', metrics->file) == EOF || fflush(metrics->file) != 0)
+        return loom_fail(LOOM_ERR_IO, "metrics cannot be written: %m");
+    return LOOM_OK;
+}
+
+void loom_metrics_close(loom_metrics *metrics) {
+    if (metrics)
+        fclose(metrics->file);
+    free(metrics);
+}

@@ -1,0 +1,86 @@
+/* The progress line. The rate and the time left come from a moving mean of the step times, so that one slow step (a
+ * validation, a neighbour on the machine) does not make the estimate jump. */
+#include <math.h>
+#include <megaloom/report.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct loom_progress {
+    FILE *out;
+    bool terminal;
+    bool open; /* a line is on the terminal that has no newline yet */
+    int64_t steps, every;
+    double mean_seconds;
+};
+
+loom_status loom_progress_create(FILE *out, bool terminal, int64_t steps, int64_t every, loom_progress **progress) {
+    loom_progress *made = calloc(1, sizeof *made);
+    if (!made)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the progress line");
+    *made = (loom_progress){.out = out, .terminal = terminal, .steps = steps, .every = every > 0 ? every : 1};
+    *progress = made;
+    return LOOM_OK;
+}
+
+static void duration(double seconds, char *text, size_t bytes) {
+    int64_t whole = (int64_t)(seconds + 0.5);
+    if (whole >= 3600)
+        snprintf(text, bytes, "%lld:%02lld:%02lld", (long long)(whole / 3600), (long long)(whole / 60 % 60),
+            (long long)(whole % 60));
+    else
+        snprintf(text, bytes, "%lld:%02lld", (long long)(whole / 60), (long long)(whole % 60));
+}
+
+static void rate(double tokens, char *text, size_t bytes) {
+    if (tokens >= 1e6)
+        snprintf(text, bytes, "%.2fM", tokens * 1e-6);
+    else if (tokens >= 1e4)
+        snprintf(text, bytes, "%.1fk", tokens * 1e-3);
+    else
+        snprintf(text, bytes, "%.0f", tokens);
+}
+
+void loom_progress_step(loom_progress *progress, const loom_step_report *report) {
+    progress->mean_seconds =
+        progress->mean_seconds == 0 ? report->seconds : 0.9 * progress->mean_seconds + 0.1 * report->seconds;
+    bool last = report->step == progress->steps;
+    if (!progress->terminal && report->step % progress->every != 0 && report->step != 1 && !last)
+        return;
+    char left[32], tokens[32], share[32] = "";
+    duration(progress->mean_seconds * (double)(progress->steps - report->step), left, sizeof left);
+    rate(report->tokens_per_second, tokens, sizeof tokens);
+    if (!isnan(report->gemm_share))
+        snprintf(share, sizeof share, "  %.0f%% of GEMM rate", report->gemm_share * 100);
+    char bar[32] = "";
+    if (progress->terminal && progress->steps > 0) {
+        int width = 20, full = (int)((double)width * (double)report->step / (double)progress->steps);
+        bar[0] = '[';
+        for (int i = 0; i < width; i++)
+            bar[1 + i] = i < full ? '=' : i == full ? '>' : ' ';
+        memcpy(bar + 1 + width, "] ", 3);
+    }
+    fprintf(progress->out, "%s%sstep %*lld/%lld  loss %.4f  %s tokens/s%s  %s left%s", progress->terminal ? "\r" : "",
+        bar, snprintf(NULL, 0, "%lld", (long long)progress->steps), (long long)report->step, (long long)progress->steps,
+        report->loss, tokens, share, left, progress->terminal ? "\033[K" : "\n");
+    progress->open = progress->terminal;
+    fflush(progress->out);
+}
+
+void loom_progress_note(loom_progress *progress, const char *format, ...) {
+    va_list arguments;
+    if (progress->open)
+        fputs("\r\033[K", progress->out);
+    progress->open = false;
+    va_start(arguments, format);
+    vfprintf(progress->out, format, arguments);
+    va_end(arguments);
+    fputc('\n', progress->out);
+    fflush(progress->out);
+}
+
+void loom_progress_destroy(loom_progress *progress) {
+    if (progress && progress->open)
+        fputc('\n', progress->out);
+    free(progress);
+}
