@@ -3,6 +3,7 @@
 #ifndef CLI_COMMANDS_H
 #define CLI_COMMANDS_H
 
+#include <argp.h>
 #include <megaloom/megaloom.h>
 
 int loom_cli_config(int argc, char **argv);
@@ -10,6 +11,19 @@ int loom_cli_data(int argc, char **argv);
 int loom_cli_eval(int argc, char **argv);
 int loom_cli_topology(int argc, char **argv);
 int loom_cli_train(int argc, char **argv);
+
+/* The arguments that describe a run: at most one run file, and FIELD=VALUE overrides in order; all borrowed from argv.
+ */
+typedef struct loom_cli_run_arguments {
+    const char *path; /* NULL = no file */
+    const char **overrides;
+    int64_t override_count;
+} loom_cli_run_arguments;
+/* Room for argc overrides; loom_cli_run_arguments_free. */
+loom_status loom_cli_run_arguments_create(int argc, loom_cli_run_arguments *arguments);
+void loom_cli_run_arguments_free(loom_cli_run_arguments *arguments);
+/* Takes one argument in; a second file is a usage error. */
+void loom_cli_run_argument(loom_cli_run_arguments *arguments, char *text, const struct argp_state *state);
 
 /* Prints "megaloom: " and the recorded error on standard error, and gives the exit status of a failure. */
 int loom_cli_fail(loom_status status);

@@ -7,6 +7,28 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+loom_status loom_cli_run_arguments_create(int argc, loom_cli_run_arguments *arguments) {
+    const char **overrides = calloc((size_t)argc + 1, sizeof *overrides);
+    if (!overrides)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the arguments");
+    *arguments = (loom_cli_run_arguments){.overrides = overrides};
+    return LOOM_OK;
+}
+
+void loom_cli_run_arguments_free(loom_cli_run_arguments *arguments) {
+    free(arguments->overrides);
+    *arguments = (loom_cli_run_arguments){0};
+}
+
+void loom_cli_run_argument(loom_cli_run_arguments *arguments, char *text, const struct argp_state *state) {
+    if (strchr(text, '='))
+        arguments->overrides[arguments->override_count++] = text;
+    else if (!arguments->path)
+        arguments->path = text;
+    else
+        argp_error(state, "more than one run file: %s and %s", arguments->path, text);
+}
+
 int loom_cli_fail(loom_status status) {
     const char *line = *loom_error_message() ? loom_error_message() : loom_status_text(status);
     /* A configuration's faults come all at once, one a line. */

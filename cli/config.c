@@ -8,9 +8,7 @@
 
 typedef struct arguments {
     bool defaults;
-    const char *path;
-    const char **overrides;
-    int64_t override_count;
+    loom_cli_run_arguments run;
 } arguments;
 
 static error_t take(int key, char *text, struct argp_state *state) {
@@ -20,17 +18,12 @@ static error_t take(int key, char *text, struct argp_state *state) {
         to->defaults = true;
         return 0;
     case ARGP_KEY_ARG:
-        if (strchr(text, '='))
-            to->overrides[to->override_count++] = text;
-        else if (!to->path)
-            to->path = text;
-        else
-            argp_error(state, "more than one run file: %s and %s", to->path, text);
+        loom_cli_run_argument(&to->run, text, state);
         return 0;
     case ARGP_KEY_END:
-        if (to->defaults && (to->path || to->override_count))
+        if (to->defaults && (to->run.path || to->run.override_count))
             argp_error(state, "--defaults takes no run file and no overrides");
-        if (!to->defaults && !to->path && !to->override_count)
+        if (!to->defaults && !to->run.path && !to->run.override_count)
             argp_error(state, "give a run file, overrides, or --defaults");
         return 0;
     default:
@@ -48,7 +41,7 @@ static loom_status show(const arguments *given) {
     if (given->defaults)
         return loom_run_config_print_defaults(put, stdout);
     loom_run_config *config = NULL;
-    LOOM_TRY(loom_run_config_load(given->path, given->overrides, given->override_count, &config));
+    LOOM_TRY(loom_run_config_load(given->run.path, given->run.overrides, given->run.override_count, &config));
     /* Shown also when its fields do not go together: what is understood helps to see why. */
     loom_status status = loom_run_config_print(config, put, stdout);
     if (!status)
@@ -63,12 +56,13 @@ int loom_cli_config(int argc, char **argv) {
     static const struct argp argp = {options, take, "[RUN.yaml] [FIELD=VALUE...]",
         "Prints the run file as Megaloom understands it: defaults, the file's values, then the overrides.", NULL, NULL,
         NULL};
-    arguments given = {.overrides = calloc((size_t)argc + 1, sizeof(char *))};
-    if (!given.overrides)
-        return loom_cli_fail(loom_fail(LOOM_ERR_MEMORY, "out of memory"));
+    arguments given = {0};
+    loom_status status = loom_cli_run_arguments_create(argc, &given.run);
+    if (status)
+        return loom_cli_fail(status);
     argp_err_exit_status = 2;
     argp_parse(&argp, argc, argv, 0, NULL, &given);
-    loom_status status = show(&given);
-    free(given.overrides);
+    status = show(&given);
+    loom_cli_run_arguments_free(&given.run);
     return status == LOOM_OK ? 0 : loom_cli_fail(status);
 }

@@ -210,8 +210,7 @@ static loom_status evaluate(loom_rank *rank, void *argument) {
 
 typedef struct arguments {
     const char *hf, *tokens, *out;
-    const char **overrides;
-    int64_t override_count;
+    loom_cli_run_arguments run;
 } arguments;
 
 static error_t take(int key, char *text, struct argp_state *state) {
@@ -229,7 +228,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
     case ARGP_KEY_ARG:
         if (!strchr(text, '='))
             argp_error(state, "found %s, expected FIELD=VALUE", text);
-        to->overrides[to->override_count++] = text;
+        loom_cli_run_argument(&to->run, text, state);
         return 0;
     case ARGP_KEY_END:
         if (!to->hf || !to->tokens)
@@ -243,7 +242,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
 /* The run that an evaluation is: the model, its tokens' shape, the user's overrides last. */
 static loom_status load(arguments *given, const token_rows *rows, loom_run_config **config) {
     char texts[7][4200];
-    const char **list = calloc((size_t)given->override_count + 7, sizeof *list);
+    const char **list = calloc((size_t)given->run.override_count + 7, sizeof *list);
     if (!list)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory");
     snprintf(texts[0], sizeof texts[0], "model.hf=%s", given->hf);
@@ -256,8 +255,8 @@ static loom_status load(arguments *given, const token_rows *rows, loom_run_confi
     snprintf(texts[6], sizeof texts[6], "model.attention_dropout=0");
     for (int i = 0; i < 7; i++)
         list[i] = texts[i];
-    memcpy(list + 7, given->overrides, (size_t)given->override_count * sizeof *list);
-    loom_status status = loom_run_config_load(NULL, list, given->override_count + 7, config);
+    memcpy(list + 7, given->run.overrides, (size_t)given->run.override_count * sizeof *list);
+    loom_status status = loom_run_config_load(NULL, list, given->run.override_count + 7, config);
     free(list);
     return status;
 }
@@ -291,12 +290,13 @@ int loom_cli_eval(int argc, char **argv) {
         "Prints the mean loss of the tokens. FIELD=VALUE as in a run file, e.g. ranks=2 "
         "strategy.tensor_model_parallel_size=2.",
         NULL, NULL, NULL};
-    arguments given = {.overrides = calloc((size_t)argc + 1, sizeof(char *))};
-    if (!given.overrides)
-        return loom_cli_fail(loom_fail(LOOM_ERR_MEMORY, "out of memory"));
+    arguments given = {0};
+    loom_status status = loom_cli_run_arguments_create(argc, &given.run);
+    if (status)
+        return loom_cli_fail(status);
     argp_err_exit_status = 2;
     argp_parse(&argp, argc, argv, 0, NULL, &given);
     int code = run(&given);
-    free(given.overrides);
+    loom_cli_run_arguments_free(&given.run);
     return code;
 }

@@ -203,22 +203,11 @@ static loom_status train(loom_rank *rank, void *argument) {
 
 /* ---- the command ---- */
 
-typedef struct arguments {
-    const char *path;
-    const char **overrides;
-    int64_t override_count;
-} arguments;
-
 static error_t take(int key, char *text, struct argp_state *state) {
-    arguments *to = state->input;
+    loom_cli_run_arguments *to = state->input;
     switch (key) {
     case ARGP_KEY_ARG:
-        if (strchr(text, '='))
-            to->overrides[to->override_count++] = text;
-        else if (!to->path)
-            to->path = text;
-        else
-            argp_error(state, "more than one run file: %s and %s", to->path, text);
+        loom_cli_run_argument(to, text, state);
         return 0;
     case ARGP_KEY_END:
         if (!to->path)
@@ -236,14 +225,15 @@ int loom_cli_train(int argc, char **argv) {
         "rank. "
         "Writes OUTPUT/metrics.jsonl.",
         NULL, NULL, NULL};
-    arguments given = {.overrides = calloc((size_t)argc + 1, sizeof(char *))};
-    if (!given.overrides)
-        return loom_cli_fail(loom_fail(LOOM_ERR_MEMORY, "out of memory"));
+    loom_cli_run_arguments given;
+    loom_status status = loom_cli_run_arguments_create(argc, &given);
+    if (status)
+        return loom_cli_fail(status);
     argp_err_exit_status = 2;
     argp_parse(&argp, argc, argv, 0, NULL, &given);
     loom_run_config *config = NULL;
-    loom_status status = loom_run_config_load(given.path, given.overrides, given.override_count, &config);
-    free(given.overrides);
+    status = loom_run_config_load(given.path, given.overrides, given.override_count, &config);
+    loom_cli_run_arguments_free(&given);
     if (status)
         return loom_cli_is_first_process() ? loom_cli_fail(status) : 2;
     int code = loom_cli_run(config, train, config);

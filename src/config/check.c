@@ -2,6 +2,7 @@
  * rule lives with the part (layout's in loom_layout_init, the model's in loom__model_config_complete); here they are
  * asked together, and every fault is reported at once. */
 #include "config/field.h"
+#include "config/sizes.h"
 #include "spec/parameter.h"
 #include <inttypes.h>
 #include <megaloom/layout.h>
@@ -128,9 +129,7 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
         loom__faults_add_record(faults, loom__model_config_complete(&model, tp, strategy->sequence_parallel && tp > 1));
 }
 
-/* Returns the data-parallel size, 0 where the layout has faults. */
-static int64_t check_layout(const loom_run_config *config, int64_t world_size, loom__faults *faults) {
-    const loom_megatron_strategy_config *strategy = &config->strategy;
+loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *strategy, int64_t world_size) {
     loom_parallel_sizes sizes = loom_parallel_sizes_default(world_size);
     sizes.tensor = strategy->tensor_model_parallel_size;
     sizes.pipeline = strategy->pipeline_model_parallel_size;
@@ -142,6 +141,12 @@ static int64_t check_layout(const loom_run_config *config, int64_t world_size, l
     sizes.encoder_pipeline = strategy->encoder_pipeline_model_parallel_size;
     sizes.optimizer_instances = strategy->num_distributed_optimizer_instances;
     sizes.use_tp_pp_dp_mapping = strategy->use_tp_pp_dp_mapping;
+    return sizes;
+}
+
+/* Returns the data-parallel size, 0 where the layout has faults. */
+static int64_t check_layout(const loom_run_config *config, int64_t world_size, loom__faults *faults) {
+    loom_parallel_sizes sizes = loom__strategy_sizes(&config->strategy, world_size);
     loom_layout layout;
     loom_status status = loom_layout_init(&sizes, &layout);
     loom__faults_add_record(faults, status);

@@ -1,5 +1,6 @@
 /* The fabric: a validated configuration, then ranks and groups, then modules. Nothing here computes; it decides who
  * belongs to whom and hands the parts to each other in the order that strategy-wide contracts fix. */
+#include "config/sizes.h"
 #include "runtime/rank.h"
 #include "strategy/strategy.h"
 #include <stdio.h>
@@ -71,24 +72,13 @@ void loom_fabric_destroy(loom_fabric *fabric) {
 }
 
 static loom_status compute_layout(loom_fabric *fabric) {
-    const loom_megatron_strategy_config *config = &fabric->config;
     const loom_cluster_environment *environment = fabric->environment;
     int world = environment->world_size(environment->context, fabric->rank);
     int index = environment->global_rank(environment->context, fabric->rank);
     if (world != loom_rank_count(fabric->rank) || index != loom_rank_index(fabric->rank))
         return loom_fail(LOOM_ERR_CONFIG, "cluster environment %s says rank %d of %d, but this is rank %d of %d",
             environment->name, index, world, loom_rank_index(fabric->rank), loom_rank_count(fabric->rank));
-    loom_parallel_sizes sizes = loom_parallel_sizes_default(world);
-    sizes.tensor = config->tensor_model_parallel_size;
-    sizes.pipeline = config->pipeline_model_parallel_size;
-    sizes.virtual_pipeline = config->virtual_pipeline_model_parallel_size;
-    sizes.context = config->context_parallel_size;
-    sizes.expert = config->expert_model_parallel_size;
-    sizes.expert_tensor = config->expert_tensor_parallel_size;
-    sizes.encoder_tensor = config->encoder_tensor_model_parallel_size;
-    sizes.encoder_pipeline = config->encoder_pipeline_model_parallel_size;
-    sizes.optimizer_instances = config->num_distributed_optimizer_instances;
-    sizes.use_tp_pp_dp_mapping = config->use_tp_pp_dp_mapping;
+    loom_parallel_sizes sizes = loom__strategy_sizes(&fabric->config, world);
     return loom_layout_init(&sizes, &fabric->layout);
 }
 
