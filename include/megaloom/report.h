@@ -10,8 +10,8 @@
 extern "C" {
 #endif
 
-/* Best of three sgemm of 2048³ with this rank's team while the other ranks do the same, summed over `comm`: floating
- * point operations a second of all its ranks together. Collective; takes about a second. */
+/* Best of up to three sgemm of 2048³ in half a second with this rank's team while the other ranks do the same, summed
+ * over `comm`: floating point operations a second of all its ranks together. Collective; takes about a second. */
 LOOM_API loom_status loom_measure_gemm_rate(loom_rank *rank, loom_comm *comm, double *flops_per_second);
 
 /* One training step, as reported. Values that were not measured are NaN and left out. */
