@@ -25,7 +25,9 @@ void loom_cli_run_arguments_free(loom_cli_run_arguments *arguments);
 /* Takes one argument in; a second file is a usage error. */
 void loom_cli_run_argument(loom_cli_run_arguments *arguments, char *text, const struct argp_state *state);
 
-/* Prints "megaloom: " and the recorded error on standard error, and gives the exit status of a failure. */
+/* 0 for LOOM_OK, 2 where what the user gave is wrong, 1 for other failures. */
+int loom_cli_exit_status(loom_status status);
+/* Prints "megaloom: " and each line of the recorded error on standard error, and gives the exit status. */
 int loom_cli_fail(loom_status status);
 /* Writes a line of the library's log to standard error. */
 void loom_cli_log(void *context, loom_log_level level, const char *line);
@@ -34,8 +36,6 @@ void loom_cli_log(void *context, loom_log_level level, const char *line);
  * started us, else config->ranks threads), prints what failed, and gives the exit status. Does not return when a thread
  * rank is stuck. */
 int loom_cli_run(const loom_run_config *config, loom_rank_function function, void *argument);
-/* True on the one process of a run that talks to the user before ranks exist. */
-bool loom_cli_is_first_process(void);
 
 /* Makes the directory and those above it, where they are not there yet. */
 loom_status loom_cli_make_directories(const char *path);

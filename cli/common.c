@@ -5,7 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
+
+/* The rank that the launcher gave this process; 0 without a launcher. */
+static int launched_rank(void) {
+    static const char *const variables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
+    for (size_t i = 0; loom_mpi_launched(NULL) && i < sizeof variables / sizeof *variables; i++) {
+        const char *value = getenv(variables[i]);
+        if (value)
+            return atoi(value);
+    }
+    return 0;
+}
 
 loom_status loom_cli_run_arguments_create(int argc, loom_cli_run_arguments *arguments) {
     const char **overrides = calloc((size_t)argc + 1, sizeof *overrides);
@@ -29,14 +41,10 @@ void loom_cli_run_argument(loom_cli_run_arguments *arguments, char *text, const 
         argp_error(state, "more than one run file: %s and %s", arguments->path, text);
 }
 
-int loom_cli_fail(loom_status status) {
-    const char *line = *loom_error_message() ? loom_error_message() : loom_status_text(status);
-    /* A configuration's faults come all at once, one a line. */
-    for (const char *end; line; line = *end ? end + 1 : NULL) {
-        end = strchrnul(line, '\n');
-        fprintf(stderr, "megaloom: %.*s\n", (int)(end - line), line);
-    }
+int loom_cli_exit_status(loom_status status) {
     switch (status) {
+    case LOOM_OK:
+        return 0;
     case LOOM_ERR_ARGUMENT:
     case LOOM_ERR_CONFIG:
     case LOOM_ERR_UNSUPPORTED:
@@ -48,6 +56,23 @@ int loom_cli_fail(loom_status status) {
     }
 }
 
+int loom_cli_fail(loom_status status) {
+    char process[32] = "";
+    int rank = launched_rank();
+    /* A fault of all processes is told by the first; it ends the others before their second is over. */
+    if (rank > 0) {
+        nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+        snprintf(process, sizeof process, "process %d: ", rank);
+    }
+    const char *line = *loom_error_message() ? loom_error_message() : loom_status_text(status);
+    /* A configuration's faults come all at once, one a line. */
+    for (const char *end; line; line = *end ? end + 1 : NULL) {
+        end = strchrnul(line, '\n');
+        fprintf(stderr, "megaloom: %s%.*s\n", process, (int)(end - line), line);
+    }
+    return loom_cli_exit_status(status);
+}
+
 void loom_cli_log(void *context, loom_log_level level, const char *line) {
     (void)context;
     if (level == LOOM_LOG_DEBUG)
@@ -55,24 +80,12 @@ void loom_cli_log(void *context, loom_log_level level, const char *line) {
     fprintf(stderr, "megaloom: %s%s\n", level == LOOM_LOG_WARNING ? "warning: " : "", line);
 }
 
-bool loom_cli_is_first_process(void) {
-    static const char *const variables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
-    if (!loom_mpi_launched(NULL))
-        return true;
-    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++) {
-        const char *value = getenv(variables[i]);
-        if (value)
-            return strcmp(value, "0") == 0;
-    }
-    return true;
-}
-
 int loom_cli_run(const loom_run_config *config, loom_rank_function function, void *argument) {
     int world = (int)config->ranks;
     bool mpi = loom_mpi_launched(&world);
     loom_status status = loom_run_config_check(config, world);
     if (status)
-        return loom_cli_is_first_process() ? loom_cli_fail(status) : 2;
+        return loom_cli_fail(status);
     loom_run_options options = loom_run_options_default();
     options.threads = (int)config->threads;
     options.timeout = config->strategy.timeout;
@@ -81,7 +94,7 @@ int loom_cli_run(const loom_run_config *config, loom_rank_function function, voi
     if (!status)
         return 0;
     /* Under MPI the failure has been logged already, once a machine. */
-    int code = mpi ? 1 : loom_cli_fail(status);
+    int code = mpi ? loom_cli_exit_status(status) : loom_cli_fail(status);
     if (status == LOOM_ERR_STUCK) {
         fflush(NULL);
         _exit(1);
@@ -113,6 +126,8 @@ loom_status loom_cli_model(loom_fabric *fabric, const loom_run_config *config, l
 
 loom_status loom_cli_make_directories(const char *path) {
     char partial[4096];
+    if (!*path)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the output is empty");
     if (snprintf(partial, sizeof partial, "%s", path) >= (int)sizeof partial)
         return loom_fail(LOOM_ERR_ARGUMENT, "the path of the output is too long");
     for (char *at = partial + 1;; at++) {

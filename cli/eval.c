@@ -267,7 +267,7 @@ static int run(arguments *given) {
     loom_status status = read_rows(given->tokens, &rows);
     if (!status)
         status = load(given, &rows, &config);
-    int code = status ? loom_cli_is_first_process() ? loom_cli_fail(status) : 2 : 0;
+    int code = status ? loom_cli_fail(status) : 0;
     if (!status) {
         evaluation e = {config, &rows, given->out};
         code = loom_cli_run(config, evaluate, &e);

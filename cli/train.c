@@ -23,7 +23,6 @@ typedef struct training {
     int64_t global_batch_size;
     double gemm_rate;
     double flops_per_token;
-    double last_validation;
 } training;
 
 static double now(void) {
@@ -34,19 +33,23 @@ static double now(void) {
 
 /* ---- data ---- */
 
+static loom_status training_samples(const training *t, int64_t *samples) {
+    if (__builtin_mul_overflow(t->config->steps, t->global_batch_size, samples))
+        return loom_fail(LOOM_ERR_CONFIG, "%lld steps of %lld samples are more samples than can be counted",
+            (long long)t->config->steps, (long long)t->global_batch_size);
+    return LOOM_OK;
+}
+
 static loom_status open_gpt(training *t) {
     const loom_run_config *config = t->config;
     const loom_data_config *data = &config->data;
-    if (data->path_count != 1)
-        return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "not supported yet: data.path with %lld datasets (blending); give one prefix", (long long)data->path_count);
     LOOM_TRY(loom_indexed_open(data->path[0].prefix, &t->indexed));
     loom_gpt_dataset_config wanted = loom_gpt_dataset_config_default();
     wanted.sequence_length = config->model.config.seq_length;
     wanted.seed = config->seed;
     wanted.split = data->split;
     wanted.vocab_size = config->model.config.vocab_size;
-    wanted.samples = config->steps * t->global_batch_size;
+    LOOM_TRY(training_samples(t, &wanted.samples));
     LOOM_TRY(loom_gpt_dataset_create(t->indexed, &wanted, &t->train_set));
     if (config->validation.every <= 0)
         return LOOM_OK;
@@ -66,9 +69,11 @@ static loom_status open_data(training *t) {
         return open_gpt(t);
     if (config->validation.every > 0)
         return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: validation with data.kind %s", kind);
+    int64_t samples;
+    LOOM_TRY(training_samples(t, &samples));
     if (strcmp(kind, "mock") == 0)
         return loom_mock_dataset_create(config->model.config.seq_length, config->model.config.vocab_size,
-            (uint64_t)config->seed, config->steps * t->global_batch_size, &t->train_set);
+            (uint64_t)config->seed, samples, &t->train_set);
     int64_t batch;
     LOOM_TRY(
         loom_fixed_dataset_create(config->data.path[0].prefix, config->model.config.vocab_size, &t->train_set, &batch));
@@ -102,7 +107,8 @@ static loom_status open_reports(training *t) {
     if (loom_rank_index(t->rank) != 0)
         return LOOM_OK;
     LOOM_TRY(loom_cli_make_directories(config->output));
-    snprintf(path, sizeof path, "%s/metrics.jsonl", config->output);
+    if (snprintf(path, sizeof path, "%s/metrics.jsonl", config->output) >= (int)sizeof path)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the output is too long");
     LOOM_TRY(loom_metrics_open(path, &t->metrics));
     /* mpirun hands its processes a terminal of its own, whatever their output goes to. */
     bool terminal = isatty(STDOUT_FILENO) != 0 && !loom_mpi_launched(NULL);
@@ -120,7 +126,6 @@ static loom_status validate(training *t, double *loss) {
         tokens += result.tokens;
     }
     *loss = tokens > 0 ? sum / tokens : NAN;
-    t->last_validation = *loss;
     if (t->progress)
         loom_progress_note(t->progress, "validation loss %.4f", *loss);
     return LOOM_OK;
@@ -186,7 +191,7 @@ static void tear_down(training *t) {
 }
 
 static loom_status train(loom_rank *rank, void *argument) {
-    training t = {.config = argument, .rank = rank, .last_validation = NAN};
+    training t = {.config = argument, .rank = rank};
     loom_status status = set_up(&t);
     if (!status && t.progress) {
         int ranks = loom_rank_count(rank), threads = loom_team_size(loom_rank_team(rank));
@@ -235,7 +240,7 @@ int loom_cli_train(int argc, char **argv) {
     status = loom_run_config_load(given.path, given.overrides, given.override_count, &config);
     loom_cli_run_arguments_free(&given);
     if (status)
-        return loom_cli_is_first_process() ? loom_cli_fail(status) : 2;
+        return loom_cli_fail(status);
     int code = loom_cli_run(config, train, config);
     loom_run_config_destroy(config);
     return code;

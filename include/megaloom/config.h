@@ -9,8 +9,8 @@
  * char *`: static, the caller's, or owned by the loom_run_config they came with. Nothing here is collective; everything
  * may be called without ranks.
  *
- * Checks report every fault at once, one a line, each with the field (and place in the file), what was found, what is
- * expected and the nearest legal values: LOOM_ERR_CONFIG, or LOOM_ERR_UNSUPPORTED when the only faults are values whose
+ * Checks report every fault at once, one a line, each with the field (a field's own faults while loading also with
+ * their place in the file), what was found, what is expected and the nearest legal values: LOOM_ERR_CONFIG, or LOOM_ERR_UNSUPPORTED when the only faults are values whose
  * part is not built yet ("not supported yet: …"). */
 #ifndef MEGALOOM_CONFIG_H
 #define MEGALOOM_CONFIG_H
@@ -141,9 +141,12 @@ LOOM_API loom_optimizer_config loom_optimizer_config_default(void);
 LOOM_API loom_status loom_optimizer_config_check(const loom_optimizer_config *config);
 
 /* The learning rate over the steps.
- *   "cosine": step t < warmup_steps uses lr*(t+1)/warmup_steps, then half a cosine from lr at t = warmup_steps to
- * min_lr at the last step. "megatron-constant", "megatron-linear", "megatron-cosine", "megatron-inverse-square-root",
- * "megatron-WSD": Megatron-Core's OptimizerParamScheduler, whose first step uses init_lr. Counted in steps. */
+ *
+ * "cosine": step t < warmup_steps uses lr*(t+1)/warmup_steps, then half a cosine from lr at t = warmup_steps to min_lr
+ * at the last step.
+ *
+ * "megatron-constant", "megatron-linear", "megatron-cosine", "megatron-inverse-square-root", "megatron-WSD":
+ * Megatron-Core's OptimizerParamScheduler, whose first step uses init_lr. Counted in steps. */
 typedef struct loom_lr_config {
     const char *schedule;
     int64_t warmup_steps;
@@ -229,7 +232,8 @@ LOOM_API loom_run_config loom_run_config_default(void);
 
 /* Reads a run file (at most 1 MB), then the overrides ("a.b.c=value", the value as YAML), in that order over the
  * defaults of the file's architecture. path NULL: no file, overrides alone. Types, ranges, names and what is built are
- * checked here, field by field; what depends on several fields by loom_run_config_check. With model.hf its config.json
+ * checked here, field by field, each fault with its place in the file; what depends on several fields by
+ * loom_run_config_check. With model.hf its config.json
  * is read as well. *config is the caller's: loom_run_config_destroy. LOOM_ERR_IO: the file cannot be read;
  * LOOM_ERR_FORMAT: it is no YAML. */
 LOOM_API loom_status loom_run_config_load(

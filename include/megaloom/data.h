@@ -43,7 +43,8 @@ typedef struct loom_tokenizer {
         void *context, const int64_t *tokens, size_t count, char *text, size_t capacity, size_t *bytes);
 } loom_tokenizer;
 
-/* Bytes are tokens 0-255, 256 is the end of a document, the vocabulary has 257 entries. Any input is valid text. */
+enum { LOOM_BYTE_VOCABULARY = 257 }; /* tokens of the byte tokenizer */
+/* Bytes are tokens 0-255, 256 is the end of a document. Any input is valid text. */
 LOOM_API const loom_tokenizer *loom_tokenizer_byte(void);
 /* The built-in tokenizer of that name ("byte"); any other is LOOM_ERR_UNSUPPORTED naming what there is. */
 LOOM_API loom_status loom_tokenizer_find(const char *name, const loom_tokenizer **tokenizer);
@@ -84,7 +85,8 @@ LOOM_API loom_status loom_indexed_read(
 LOOM_API loom_dtype loom_indexed_dtype_for_vocabulary(int64_t vocab_size);
 
 /* Writes PREFIX.bin and PREFIX.idx under temporary names in a stream; finish makes them visible, so that a stopped
- * writer never leaves a pair that can be opened. dtype: one of the format's. */
+ * writer never leaves a pair that can be opened. After a call that failed with LOOM_ERR_IO every later one fails too:
+ * what the files hold is then unknown. dtype: one of the format's. */
 typedef struct loom_indexed_writer loom_indexed_writer;
 LOOM_API loom_status loom_indexed_writer_create(
     const char *prefix, loom_dtype dtype, bool multimodal, loom_indexed_writer **writer);

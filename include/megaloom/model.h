@@ -3,6 +3,7 @@
 #define MEGALOOM_MODEL_H
 
 #include <megaloom/kernels.h>
+#include <megaloom/layout.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,8 +17,6 @@ typedef enum loom_position_embedding {
 } loom_position_embedding;
 typedef enum loom_recompute { LOOM_RECOMPUTE_NONE, LOOM_RECOMPUTE_SELECTIVE, LOOM_RECOMPUTE_FULL } loom_recompute;
 
-enum { LOOM_HIERARCHICAL_CP_LEVELS = 8 };
-
 /* How a model is cut over pipeline and context ranks. Only the defaults are supported yet; other values are refused by
  * name. */
 typedef struct loom_model_parallel_config {
@@ -29,7 +28,7 @@ typedef struct loom_model_parallel_config {
     bool balanced_pipeline_split;               /* 30 layers on 4 stages: 8, 8, 7, 7 */
     bool variable_seq_lengths;
     const char *cp_comm_type; /* "p2p" (ring), "all_gather", "a2a", "a2a+p2p" */
-    int64_t hierarchical_context_parallel_sizes[LOOM_HIERARCHICAL_CP_LEVELS]; /* innermost first; 0 ends the list */
+    int64_t hierarchical_context_parallel_sizes[LOOM_LAYOUT_HCP_LEVELS]; /* innermost first; 0 ends the list */
 } loom_model_parallel_config;
 
 /* Mixture of experts, by the names of Megatron-Core's TransformerConfig. Only the defaults (no experts) are supported

@@ -29,7 +29,7 @@ typedef struct loom_step_report {
 typedef struct loom_metrics loom_metrics;
 /* Creates or truncates the file. */
 LOOM_API loom_status loom_metrics_open(const char *path, loom_metrics **metrics);
-/* Writes the line and flushes it, so that it can be followed. Not finite numbers are written as null. */
+/* Writes the line and flushes it, so that it can be followed. NaN is left out, an infinity is written as null. */
 LOOM_API loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *report);
 LOOM_API void loom_metrics_close(loom_metrics *metrics); /* NULL is accepted */
 

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-enum { LOOM_MAX_DIMS = 4, LOOM_MAX_INPUTS = 4, LOOM_MAX_SAVED = 6, LOOM_MAX_PARAMETERS = 2 };
+enum { LOOM_MAX_DIMS = 4, LOOM_MAX_INPUTS = 4, LOOM_MAX_SAVED = 6 };
 
 typedef struct loom_tape loom_tape;
 typedef struct loom_node loom_node;
@@ -71,7 +71,7 @@ typedef struct loom_parameter {
     void *memory;         /* what the maker got from malloc for data, or NULL; who moves data elsewhere frees it */
     float *grad;          /* NULL until someone provides it; a weight half then writes or adds there */
     bool grad_written;    /* false: the next contribution writes (beta 0); true: it adds */
-    int64_t pending_uses; /* uses recorded on the tape whose weight half has not run */
+    int64_t pending_uses; /* uses recorded on tapes that are alive whose weight half has not run */
     /* Its place in the model: */
     bool tensor_parallel;  /* a shard; false = the same value on every tensor-parallel rank */
     bool sequence_partial; /* its gradient is a partial sum on each tp rank and must be added over tp */
@@ -82,22 +82,29 @@ typedef struct loom_parameter {
     int64_t index;          /* place in the module's list */
 } loom_parameter;
 
+/* Elements of this rank's shard. */
+static inline int64_t loom_parameter_count(const loom_parameter *parameter) {
+    return parameter->shape[0] * (parameter->dims == 2 ? parameter->shape[1] : 1);
+}
+
 typedef struct loom_tape_options {
     bool record;        /* false: inference, nothing is kept */
     bool defer_weights; /* weight halves are queued for loom_tape_run_weights */
-    /* Called when all recorded uses of the parameter have passed (its grad is complete for this tape). May be NULL. */
+    /* Called when all recorded uses of the parameter have passed, on this tape and on the others that are alive (with
+     * several microbatches in flight: once, when the last of them has added its part). May be NULL. */
     void (*parameter_ready)(void *context, loom_parameter *parameter);
     void *context;
     bool check_finite; /* every output is checked; the first NaN or infinity is an error naming operation and scope */
 } loom_tape_options;
 
 LOOM_API loom_status loom_tape_create(loom_rank *rank, const loom_tape_options *options, loom_tape **tape);
-LOOM_API void loom_tape_destroy(loom_tape *tape);
+LOOM_API void loom_tape_destroy(loom_tape *tape); /* NULL is accepted */
 LOOM_API loom_rank *loom_tape_rank(const loom_tape *tape);
 LOOM_API bool loom_tape_records(const loom_tape *tape);
 /* Where operations now belong ("decoder.layers.3"), for messages; copied, at most 95 characters. */
 LOOM_API void loom_tape_scope(loom_tape *tape, const char *scope);
-/* Makes the tensor a leaf: its gradient can be read after the backward. */
+/* Makes the tensor a leaf: its gradient can be read after the backward. A tensor that is a value already is cut off
+ * from what it came from. */
 LOOM_API loom_status loom_tape_leaf(loom_tape *tape, loom_tensor *tensor);
 /* Walks back from `output` with d_output as its gradient (same shape; borrowed, not changed). May be called once. */
 LOOM_API loom_status loom_tape_backward(loom_tape *tape, loom_tensor *output, loom_tensor *d_output);
@@ -125,9 +132,10 @@ LOOM_API loom_status loom_tape_record(loom_tape *tape, const loom_op *op, size_t
     loom_tensor *const *inputs, int input_count, loom_parameter *const *parameters, int parameter_count,
     loom_tensor *output, loom_node **node);
 LOOM_API void *loom_node_state(loom_node *node);
-/* Keeps a tensor for the backward (retained); read it back by the number of the call, from 0. */
-LOOM_API void loom_node_save(loom_node *node, loom_tensor *tensor);
-LOOM_API loom_tensor *loom_node_saved(const loom_node *node, int number);
+/* Keeps a tensor for the backward (retained, NULL is kept as NULL), at most LOOM_MAX_SAVED of them; read it back by the
+ * number of the call, from 0. */
+LOOM_API loom_status loom_node_save(loom_node *node, loom_tensor *tensor);
+LOOM_API loom_tensor *loom_node_saved(const loom_node *node, int number); /* NULL for a number that is none */
 /* Takes a saved tensor out of the node, with its reference (for backwards that work in place). */
 LOOM_API loom_tensor *loom_node_take(loom_node *node, int number);
 /* Whether input `number` wants a gradient. */
@@ -154,9 +162,11 @@ LOOM_API loom_status loom_activate(
  * [b], copied. position_offset: global position of local row 0. */
 LOOM_API loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_parameter *bias, loom_tensor *residual,
     const loom_dropout *dropout, const int64_t *sample, int64_t position_offset, loom_tensor **output);
+/* x + y, of one shape. */
 LOOM_API loom_status loom_add(loom_tape *tape, loom_tensor *x, loom_tensor *y, loom_tensor **output);
 
-/* Rotary embedding tables: cosine and sine [positions, rotary_d/2]. */
+/* Rotary embedding tables: cosine and sine [positions, rotary_d/2], borrowed until the tape is destroyed. rotary_d is
+ * even and at most the head dimension. */
 typedef struct loom_rope_table {
     int64_t positions, rotary_d;
     const float *cosine, *sine;
@@ -181,7 +191,9 @@ LOOM_API loom_status loom_attention(
     loom_tape *tape, loom_tensor *qkv, const loom_attention_options *options, loom_tensor **output);
 
 /* Recomputation: runs `function` without keeping what it makes, and again when the backward comes. function(tape,
- * argument, x, output) must do the same both times; argument is borrowed until the node has passed. */
+ * argument, x, output) must do the same both times and must not change x (loom_rope works in place: not on x itself);
+ * argument is borrowed until the node has passed, then, or at once where nothing is kept, free_argument(argument) is
+ * called (may be NULL). */
 typedef loom_status (*loom_recomputed)(loom_tape *tape, void *argument, loom_tensor *x, loom_tensor **output);
 LOOM_API loom_status loom_recompute_call(loom_tape *tape, loom_recomputed function, void *argument,
     void (*free_argument)(void *argument), loom_tensor *x, loom_tensor **output);

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -41,20 +42,17 @@ LOOM_API loom_dtype loom_dtype_from_name(const char *name);
 
 /* bf16 <-> fp32, round to nearest even; NaN stays NaN. */
 static inline float loom_bf16_to_f32(uint16_t x) {
-    union {
-        uint32_t u;
-        float f;
-    } v = {.u = (uint32_t)x << 16};
-    return v.f;
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 static inline uint16_t loom_f32_to_bf16(float x) {
-    union {
-        float f;
-        uint32_t u;
-    } v = {.f = x};
-    if ((v.u & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)((v.u >> 16) | 0x40u);
-    return (uint16_t)((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)((bits >> 16) | 0x40u);
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 /* IEEE half precision <-> fp32, round to nearest even; NaN stays NaN. */
 LOOM_API float loom_f16_to_f32(uint16_t x);

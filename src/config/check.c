@@ -5,6 +5,7 @@
 #include "config/sizes.h"
 #include "spec/parameter.h"
 #include <inttypes.h>
+#include <megaloom/data.h>
 #include <megaloom/layout.h>
 #include <string.h>
 
@@ -101,6 +102,32 @@ loom_status loom_lr_config_check(const loom_lr_config *config) {
     return loom__faults_end(&faults);
 }
 
+/* Adds the faults that a part has found, each with the section of the field that its line begins with: the parts do
+ * not know where a run file says their fields. */
+static void add_part(loom__faults *faults, loom_status status) {
+    static const char *const sections[] = {"strategy.", "model.", "data."};
+    const char *next;
+    for (const char *line = status == LOOM_OK ? "" : loom_error_message(); *line; line = next) {
+        size_t length = strcspn(line, "\n"), word = strspn(line, "abcdefghijklmnopqrstuvwxyz0123456789_");
+        const char *section = "";
+        for (size_t i = 0; i < sizeof sections / sizeof *sections && !*section; i++) {
+            char path[160];
+            snprintf(path, sizeof path, "%s%.*s", sections[i], (int)(word < 100 ? word : 100), line);
+            section = loom__field_find(path) >= 0 ? sections[i] : "";
+        }
+        loom__faults_add(faults, status, "%s%.*s", section, (int)length, line);
+        next = line + length + (line[length] == '\n');
+    }
+}
+
+/* Whether the table refuses the field's value. */
+static bool is_refused(const loom_run_config *config, const char *path) {
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    loom__field_check(&loom__fields[loom__field_find(path)], config, "", &faults);
+    return faults.count > 0;
+}
+
 static void missing(loom__faults *faults, const char *path, const char *expected) {
     loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: missing, expected %s", path, expected);
 }
@@ -110,6 +137,8 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
     const loom_megatron_strategy_config *strategy = &config->strategy;
     /* Read from text alone: the sizes are still in the directory. */
     if (config->model.hf && model.num_layers == 0)
+        return;
+    if (is_refused(config, "model.architecture"))
         return;
     int64_t before = faults->count;
     if (!model.architecture)
@@ -126,7 +155,7 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
         missing(faults, "model.vocab_size", "an integer >= 1");
     int64_t tp = strategy->tensor_model_parallel_size;
     if (faults->count == before)
-        loom__faults_add_record(faults, loom__model_config_complete(&model, tp, strategy->sequence_parallel && tp > 1));
+        add_part(faults, loom__model_config_complete(&model, tp, strategy->sequence_parallel && tp > 1));
 }
 
 loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *strategy, int64_t world_size) {
@@ -149,7 +178,7 @@ static int64_t check_layout(const loom_run_config *config, int64_t world_size, l
     loom_parallel_sizes sizes = loom__strategy_sizes(&config->strategy, world_size);
     loom_layout layout;
     loom_status status = loom_layout_init(&sizes, &layout);
-    loom__faults_add_record(faults, status);
+    add_part(faults, status);
     return status == LOOM_OK ? loom_layout_data_parallel_size(&layout) : 0;
 }
 
@@ -179,6 +208,11 @@ static void check_data(const loom_data_config *data, loom__faults *faults) {
     if (from_files && strcmp(data->kind, "fixed") == 0 && data->path_count > 1)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "data.path: found %" PRId64 " files, expected one for data.kind fixed", data->path_count);
+    if (from_files && strcmp(data->kind, "gpt") == 0 && data->path_count > 1)
+        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
+            "not supported yet: data.path with %" PRId64 " datasets (blending); give one prefix", data->path_count);
+    double shares[LOOM_SPLIT_COUNT][2];
+    add_part(faults, loom_data_split_parse(data->split, shares));
 }
 
 loom_status loom_run_config_check(const loom_run_config *config, int64_t world_size) {

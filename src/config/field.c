@@ -128,20 +128,43 @@ static bool is_plain_string(const char *text) {
            !loom__yaml_is_null(&node) && !loom__yaml_is_bool(&node, &yes);
 }
 
+/* Writes the letter at `text` as an escape where YAML does not take it raw, or takes it for a line break or a byte
+ * order mark; returns its bytes, 0 where it can stand for itself. */
+static size_t write_unprintable(const char *text, FILE *to) {
+    static const char *const named[][2] = {{"\xc2\x85", "\\N"}, {"\xe2\x80\xa8", "\\L"}, {"\xe2\x80\xa9", "\\P"},
+        {"\xef\xbb\xbf", "\\uFEFF"}, {"\xef\xbf\xbe", "\\uFFFE"}, {"\xef\xbf\xbf", "\\uFFFF"}};
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
+        size_t length = strlen(named[i][0]);
+        if (strncmp(text, named[i][0], length) == 0) {
+            fputs(named[i][1], to);
+            return length;
+        }
+    }
+    unsigned char c = (unsigned char)text[0], next = c ? (unsigned char)text[1] : 0;
+    if (c < 0x20 || c == 0x7f) {
+        fprintf(to, "\\x%02x", c);
+        return 1;
+    }
+    if (c == 0xc2 && next >= 0x80 && next < 0xa0) { /* the other control characters of Latin-1 */
+        fprintf(to, "\\x%02x", next);
+        return 2;
+    }
+    return 0;
+}
+
 static void write_string(const char *text, FILE *to) {
     if (is_plain_string(text)) {
         fputs(text, to);
         return;
     }
     fputc('"', to);
-    for (; *text; text++) {
-        unsigned char c = (unsigned char)*text;
-        if (c < 0x20 || c == 0x7f)
-            fprintf(to, "\\x%02x", c);
-        else if (c == '"' || c == '\\')
-            fprintf(to, "\\%c", c);
-        else
-            fputc(c, to);
+    while (*text) {
+        size_t special = write_unprintable(text, to);
+        if (!special && (*text == '"' || *text == '\\'))
+            fputc('\\', to);
+        if (!special)
+            fputc(*text, to);
+        text += special ? special : 1;
     }
     fputc('"', to);
 }
@@ -275,7 +298,7 @@ static void write_expected(const loom__field *field, FILE *to) {
         } else {
             fputs(field->positive ? "above " : "from ", to);
             write_real(field->low, to);
-            fputs(" to ", to);
+            fputs(field->open ? " to below " : " to ", to);
             write_real(field->high, to);
         }
         break;
@@ -348,8 +371,9 @@ bool loom__field_is_default(const loom__field *field, const loom_run_config *con
 
 static bool in_range(const loom__field *field, double value) {
     double limit = field->kind == LOOM__FIELD_INT ? 0x1p53 : 1e300;
-    return (field->positive ? value > field->low : value >= field->low) &&
-           value <= (field->high > 0 ? field->high : limit);
+    if (field->high > 0)
+        limit = field->high;
+    return (field->positive ? value > field->low : value >= field->low) && (field->open ? value < limit : value <= limit);
 }
 
 static const loom__choice *choice_of(const loom__field *field, const void *at) {
@@ -372,7 +396,8 @@ static bool is_legal(const loom__field *field, const loom_run_config *config) {
     case LOOM__FIELD_INT:
         return in_range(field, (double)*(const int64_t *)at);
     case LOOM__FIELD_REAL:
-        return in_range(field, *(const double *)at);
+        return in_range(field, *(const double *)at) &&
+               (!field->single || in_range(field, (double)(float)*(const double *)at));
     case LOOM__FIELD_CHOICE:
     case LOOM__FIELD_ENUM:
         return choice_of(field, at) != NULL;
@@ -393,7 +418,8 @@ void loom__field_check(
     if (!is_legal(field, config)) {
         loom__field_text(field, config, found, sizeof found);
         loom__field_expected(field, text, sizeof text);
-        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s%s: found %s, expected %s", place, field->path, found, text);
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s%s: found %s, expected %s%s", place, field->path, found, text,
+            field->single ? " in fp32" : "");
         return;
     }
     const loom__choice *choice =

@@ -36,6 +36,8 @@ typedef struct loom__field {
         *by_architecture[2]; /* where it depends on the architecture: that of gpt2, of llama; the preset is then null */
     bool nullable;           /* null means 0, an empty list or NULL */
     bool positive;           /* a real that must be above `low`, not at it */
+    bool open;               /* a real that must be below `high`, not at it */
+    bool single;             /* a real that is computed with in fp32: its range holds for the rounded value */
     double low, high;        /* of numbers; high 0 = no limit but the type's (2^53 for integers) */
     const loom__choice *choices;
     int choice_count;

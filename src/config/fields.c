@@ -48,6 +48,8 @@
 #define NULLABLE .nullable = true
 #define FROM(least) .low = (least)
 #define ABOVE(least) .low = (least), .positive = true
+#define BELOW(end) .high = (end), .open = true
+#define SINGLE .single = true
 #define DOC(text) .doc = (text)
 #define OF_HF .of_hf = true
 
@@ -111,8 +113,8 @@ static const char pipeline[] = "pipeline parallelism", context[] = "context para
                   saving[] = "saving checkpoints", backends[] = "backend choice";
 
 const loom__field loom__fields[] = {
-    INT("seed", seed, "1234", DOC("of initial weights, dropout and data order")),
-    INT("ranks", ranks, "1", FROM(1), .high = 65536,
+    INT("seed", seed, "1234", .high = 4294967295, DOC("of initial weights, dropout and data order")),
+    INT("ranks", ranks, "1", FROM(1), .high = 4096,
         DOC("thread ranks where no launcher started us; ignored under MPI, where the launcher decides")),
     INT("threads", threads, "null", NULLABLE, FROM(1), .high = 4096,
         DOC("compute threads a rank; null: allowed cores / local ranks")),
@@ -151,7 +153,7 @@ const loom__field loom__fields[] = {
     ENUM("model.normalization", model.config.normalization, normalizations, .preset = "null",
         .by_architecture = {"layernorm", "rmsnorm"}, NULLABLE, OF_HF, DOC("(hf) layernorm, rmsnorm")),
     REAL("model.layernorm_epsilon", model.config.layernorm_epsilon, "null", .by_architecture = {"1.0e-5", "1.0e-5"},
-        NULLABLE, ABOVE(0), OF_HF, DOC("(hf) added to the variance")),
+        NULLABLE, ABOVE(0), SINGLE, OF_HF, DOC("(hf) added to the variance")),
     ENUM("model.activation", model.config.activation, activations, .preset = "null",
         .by_architecture = {"gelu_tanh", "swiglu"}, NULLABLE, OF_HF,
         DOC("(hf) gelu_tanh, gelu_erf, swiglu, geglu, geglu_erf")),
@@ -168,9 +170,9 @@ const loom__field loom__fields[] = {
         .by_architecture = {"true", "false"}, NULLABLE, OF_HF, DOC("(hf) tied head")),
     INT("model.window_size", model.config.window_size, "null", NULLABLE, FROM(1), OF_HF,
         DOC("(hf) sliding window, positions seen; null: all")),
-    REAL("model.hidden_dropout", model.config.hidden_dropout, "0.0", FROM(0), .high = 0.999999,
+    REAL("model.hidden_dropout", model.config.hidden_dropout, "0.0", FROM(0), BELOW(1), SINGLE,
         DOC("on embeddings and residual branches; from hf unless given")),
-    REAL("model.attention_dropout", model.config.attention_dropout, "0.0", FROM(0), .high = 0.999999,
+    REAL("model.attention_dropout", model.config.attention_dropout, "0.0", FROM(0), BELOW(1), SINGLE,
         DOC("on attention probabilities; from hf unless given")),
     REAL("model.init_method_std", model.config.init_method_std, "0.02", FROM(0), OF_HF, DOC("(hf) of initial weights")),
     BOOL("model.use_scaled_init", model.config.use_scaled_init, "true",
@@ -194,7 +196,7 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, SPLIT(balanced_pipeline_split), "false", NONE_YET(pipeline), DOC("30 layers on 4 stages: 8,8,7,7")),
     EXPAND(BOOL, SPLIT(variable_seq_lengths), "false", NONE_YET(pipeline), DOC("microbatches may differ in length")),
     EXPAND(STRING, SPLIT(cp_comm_type), "p2p", NONE_YET(context), DOC("p2p (ring), all_gather, a2a, a2a+p2p")),
-    EXPAND(INTS, SPLIT(hierarchical_context_parallel_sizes), LOOM_HIERARCHICAL_CP_LEVELS, NONE_YET(context),
+    EXPAND(INTS, SPLIT(hierarchical_context_parallel_sizes), LOOM_LAYOUT_HCP_LEVELS, NONE_YET(context),
         DOC("innermost level first")),
     EXPAND(INT, MOE(num_moe_experts), "null", NULLABLE, FROM(1), NONE_YET(experts), DOC("experts a layer")),
     EXPAND(INT, MOE(moe_ffn_hidden_size), "null", NULLABLE, FROM(1), NONE_YET(experts), DOC("of an expert")),
@@ -284,7 +286,7 @@ const loom__field loom__fields[] = {
     EXPAND(STRING, STRATEGY(process_group_backend), "null", NULLABLE, NONE_YET(backends), DOC("null: by the launcher")),
     EXPAND(REAL, STRATEGY(timeout), "1800", ABOVE(0), DOC("seconds a wait may take")),
     EXPAND(CHOICE, STRATEGY(start_method), "popen", starts, DOC("how ranks are started; thread ranks need no start")),
-    EXPAND(BOOL, STRATEGY(no_ddp_communication_hook), "true", DOC("only ddp pytorch has such a hook")),
+    EXPAND(BOOL, STRATEGY(no_ddp_communication_hook), "true", NONE_YET(pytorch), DOC("only ddp pytorch has such a hook")),
     EXPAND(BOOL, STRATEGY(output_data_idx), "false", NONE_YET("batch indices from the loader"),
         DOC("items are (batch, batch index, loader index)")),
     EXPAND(STRING, STRATEGY(pipeline_dtype), "null", NULLABLE, NONE_YET(pipeline), DOC("of activations sent")),
@@ -356,7 +358,7 @@ const loom__field loom__fields[] = {
     EXPAND(REAL, OPTIM(weight_decay), "0.01", FROM(0), DOC("of tensors of two or more dimensions")),
     EXPAND(REAL, OPTIM(adam_beta1), "0.9", FROM(0), .high = 0.99999999, DOC("decay of the first moment")),
     EXPAND(REAL, OPTIM(adam_beta2), "0.999", FROM(0), .high = 0.99999999, DOC("decay of the second moment")),
-    EXPAND(REAL, OPTIM(adam_eps), "1.0e-8", FROM(0), DOC("added to the root of the second moment")),
+    EXPAND(REAL, OPTIM(adam_eps), "1.0e-8", ABOVE(0), SINGLE, DOC("added to the root of the second moment")),
     EXPAND(REAL, OPTIM(sgd_momentum), "0.9", FROM(0), .high = 0.99999999, NONE_YET("optimizer sgd"),
         DOC("of optimizer sgd")),
     EXPAND(REAL, OPTIM(clip_grad), "1.0", FROM(0), DOC("global norm that gradients are clipped to; 0: not clipped")),

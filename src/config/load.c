@@ -7,6 +7,7 @@
 #include "config/owner.h"
 #include "spec/huggingface.h"
 #include <errno.h>
+#include <megaloom/data.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -138,17 +139,17 @@ static bool apply_paths(loader *load, const loom__field *field, const loom__yaml
     if (loom__yaml_is_null(node))
         return loom__field_set(field, load->yaml, node, &load->owner->config);
     bool single = node->kind == LOOM__YAML_SCALAR;
-    int64_t count = single ? 1 : node->count == 1 ? 1 : node->count / 2;
-    if (node->kind == LOOM__YAML_MAPPING || node->count > 1 ? node->count % 2 != 0 || single : count == 0)
+    bool weighted = !single && node->count > 1;
+    if (node->kind == LOOM__YAML_MAPPING || (!single && node->count == 0) || (weighted && node->count % 2 != 0))
         return false;
-    loom_data_path *paths = calloc((size_t)(count ? count : 1), sizeof *paths);
+    int64_t count = weighted ? node->count / 2 : 1;
+    loom_data_path *paths = calloc((size_t)count, sizeof *paths);
     if (!paths) {
         load->status = loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", load->name);
         return true;
     }
-    bool legal = count > 0;
+    bool legal = true;
     for (int64_t i = 0; legal && i < count; i++) {
-        bool weighted = !single && node->count > 1;
         const loom__yaml_node *prefix =
             single ? node : loom__yaml_at(load->yaml, node->items[weighted ? 2 * i + 1 : 0]);
         paths[i].weight = 1;
@@ -187,10 +188,9 @@ static void apply_field(loader *load, int64_t number, const loom__yaml_node *nod
         (origin){.given = !left_open, .by_override = load->by_override, .line = node->line, .column = node->column};
 }
 
-static void apply_mapping(loader *load, const char *section, const loom__yaml_node *node, int depth);
+static void apply_mapping(loader *load, const char *section, const loom__yaml_node *node);
 
-static void apply_node(
-    loader *load, const char *section, const loom__yaml_node *key, const loom__yaml_node *node, int depth) {
+static void apply_node(loader *load, const char *section, const loom__yaml_node *key, const loom__yaml_node *node) {
     char path[PATH_BYTES], place[320], found[96];
     int length = snprintf(path, sizeof path, "%s%s%s", section, *section ? "." : "", key->text);
     bool fits = length >= 0 && (size_t)length < sizeof path && !strchr(key->text, '.');
@@ -200,7 +200,7 @@ static void apply_node(
         /* A mapping of DDP fields is a Megatron configuration, whatever was said before. */
         if (number >= 0 && !*loom__fields[number].section_key)
             loom__field_set_default(&loom__fields[number], NULL, &load->owner->config);
-        apply_mapping(load, path, node, depth + 1);
+        apply_mapping(load, path, node);
     } else if (number >= 0) {
         apply_field(load, number, node);
     } else if (is_section && !loom__yaml_is_null(node)) {
@@ -213,7 +213,7 @@ static void apply_node(
     }
 }
 
-static void apply_mapping(loader *load, const char *section, const loom__yaml_node *node, int depth) {
+static void apply_mapping(loader *load, const char *section, const loom__yaml_node *node) {
     char place[320], name[96];
     for (int64_t i = 0; i < node->count && load->status == LOOM_OK && !loom__faults_full(&load->faults); i++) {
         const loom__yaml_node *key = loom__yaml_at(load->yaml, node->items[2 * i]);
@@ -229,7 +229,7 @@ static void apply_mapping(loader *load, const char *section, const loom__yaml_no
                 *section ? "." : "", name, first->line);
             continue;
         }
-        apply_node(load, section, key, loom__yaml_at(load->yaml, node->items[2 * i + 1]), depth);
+        apply_node(load, section, key, loom__yaml_at(load->yaml, node->items[2 * i + 1]));
     }
 }
 
@@ -239,7 +239,7 @@ static loom_status apply_file(loader *load, const char *text, size_t length) {
     const loom__yaml_node *root = loom__yaml_root(yaml);
     load->yaml = yaml;
     if (root && root->kind == LOOM__YAML_MAPPING) {
-        apply_mapping(load, "", root, 0);
+        apply_mapping(load, "", root);
     } else if (root && !loom__yaml_is_null(root)) {
         char place[320], found[96];
         place_of(load, root, place, sizeof place);
@@ -290,7 +290,7 @@ static void apply_at(loader *load, const char *path, const loom__yaml_node *valu
         unknown_section(load, path);
         return;
     }
-    apply_node(load, section, &key, value, 0);
+    apply_node(load, section, &key, value);
 }
 
 static loom_status apply_override(loader *load, const char *override) {
@@ -343,12 +343,14 @@ static void finish_fields(loader *load) {
             continue;
         place_text(load, from->by_override, from->line, from->column, place, sizeof place);
         loom__field_check(field, config, place, &load->faults);
-        if (field->of_hf && config->model.hf && !loom__field_is_default(field, config))
+        /* A default of the architecture is a choice once somebody writes it: model.hf would silently undo it. */
+        if (field->of_hf && config->model.hf &&
+            (field->by_architecture[0] || !loom__field_is_default(field, config)))
             loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s%s: decided by model.hf; leave one of the two out",
                 place, field->path);
     }
     if (config->model.config.architecture && !config->model.hf && config->model.config.vocab_size == 0)
-        config->model.config.vocab_size = 257; /* the byte tokenizer's: 256 bytes and the end of a document */
+        config->model.config.vocab_size = LOOM_BYTE_VOCABULARY; /* there is no other tokenizer yet */
 }
 
 static loom_status read_file(const char *path, size_t limit, char **text, size_t *length) {

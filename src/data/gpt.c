@@ -147,9 +147,7 @@ loom_status loom_gpt_dataset_create(
     LOOM_TRY(loom_data_split_parse(config->split, shares));
     if (shares[config->which][0] < 0.0)
         return loom_fail(LOOM_ERR_NOT_FOUND, "split '%s' gives no share to %s", config->split,
-            config->which == LOOM_SPLIT_TRAIN   ? "train"
-            : config->which == LOOM_SPLIT_VALID ? "valid"
-                                                : "test");
+            loom__split_name(config->which));
     int64_t first, end;
     loom_data_split_bounds(shares[config->which], loom_indexed_sequences(indexed), &first, &end);
 

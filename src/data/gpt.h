@@ -19,7 +19,7 @@ typedef struct loom__gpt_indices {
     int64_t *shuffle_index;      /* [samples] sample asked -> sample in reading order */
 } loom__gpt_indices;
 
-/* lengths(context, sequence) gives tokens. config is that of loom_gpt_dataset_create. */
+/* length(context, sequence) gives tokens. config is that of loom_gpt_dataset_create. */
 loom_status loom__gpt_indices_build(const loom_gpt_dataset_config *config, int64_t first, int64_t end,
     int64_t (*length)(const void *context, int64_t sequence), const void *context, loom__gpt_indices *indices);
 void loom__gpt_indices_free(loom__gpt_indices *indices);

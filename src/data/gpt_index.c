@@ -2,6 +2,7 @@
  * epochs as the samples asked need, are shuffled; the stream of their tokens is cut into samples; the samples are
  * shuffled. When the last epoch would give less than 80 % of its samples, it is shuffled apart, so that what is trained
  * on is not a random choice out of it. All three shuffles draw from one generator in this order. */
+#include "data/dataset.h"
 #include "data/gpt.h"
 #include "data/mt19937.h"
 
@@ -128,9 +129,7 @@ loom_status loom__gpt_indices_build(const loom_gpt_dataset_config *config, int64
         return loom_fail(LOOM_ERR_CONFIG,
             "split '%s' of '%s' has %lld documents and no token, but %lld samples are asked of it: give it a larger "
             "share",
-            config->which == LOOM_SPLIT_TRAIN   ? "train"
-            : config->which == LOOM_SPLIT_VALID ? "valid"
-                                                : "test",
+            loom__split_name(config->which),
             config->split, (long long)(end - first), (long long)config->samples);
     plan p = {0};
     LOOM_TRY(make_plan(config, tokens_per_epoch, &p));

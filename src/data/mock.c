@@ -6,12 +6,15 @@
 #include <stdlib.h>
 
 typedef struct mock {
-    int64_t s, vocabulary;
+    int64_t s, vocabulary, samples;
     uint64_t seed;
 } mock;
 
 static loom_status mock_get(void *context, int64_t index, const loom_sample_row *row) {
     const mock *m = context;
+    if (index >= m->samples)
+        return loom_fail(LOOM_ERR_ARGUMENT, "mock dataset: sample %lld asked, there are %lld", (long long)index,
+            (long long)m->samples);
     bool padding = index < 0;
     uint64_t sample = padding ? 0 : (uint64_t)index;
     int64_t token = 0;
@@ -40,7 +43,7 @@ loom_status loom_mock_dataset_create(
     mock *m = malloc(sizeof *m);
     if (!m)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a mock dataset");
-    *m = (mock){sequence_length, vocab_size, seed};
+    *m = (mock){sequence_length, vocab_size, samples, seed};
     *dataset = (loom_dataset){
         .context = m, .length = samples, .sequence_length = sequence_length, .get = mock_get, .destroy = free};
     return LOOM_OK;

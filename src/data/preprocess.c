@@ -1,5 +1,6 @@
 /* Text files to an indexed dataset: list the files first (so that the order is known, the same everywhere, and progress
  * has a whole), then read one, encode it, append it. Memory is bounded by the longest file. */
+#include "base/text.h"
 #include "format/file.h"
 
 #include <dirent.h>
@@ -44,11 +45,6 @@ static loom_status append(listing *files, char *path, int64_t bytes) {
     return LOOM_OK;
 }
 
-static bool ends_with(const char *text, const char *suffix) {
-    size_t length = strlen(text), wanted = strlen(suffix);
-    return length >= wanted && strcmp(text + length - wanted, suffix) == 0;
-}
-
 static loom_status list_directory(const char *path, const char *suffix, int depth, listing *files);
 
 /* An entry of a directory; takes over `path`. */
@@ -59,7 +55,7 @@ static loom_status list_entry(char *path, const char *suffix, int depth, listing
         result = loom_fail(LOOM_ERR_IO, "%s: cannot be read: %s", path, strerror(errno));
     } else if (S_ISDIR(status.st_mode)) {
         result = list_directory(path, suffix, depth + 1, files);
-    } else if (S_ISREG(status.st_mode) && (!suffix || ends_with(path, suffix))) {
+    } else if (S_ISREG(status.st_mode) && (!suffix || loom__ends_with(path, suffix))) {
         return append(files, path, status.st_size);
     }
     free(path);
@@ -79,7 +75,7 @@ static loom_status list_directory(const char *path, const char *suffix, int dept
     while (status == LOOM_OK && (entry = readdir(directory)) != NULL) {
         if (entry->d_name[0] == '.')
             continue;
-        char *full = loom__path_join(path, ends_with(path, "/") ? "" : "/", entry->d_name);
+        char *full = loom__path_join(path, loom__ends_with(path, "/") ? "" : "/", entry->d_name);
         status = full ? list_entry(full, suffix, depth, files) : no_memory(path);
         errno = 0;
     }

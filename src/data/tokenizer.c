@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { BYTE_EOD = 256, BYTE_VOCABULARY = 257 };
+enum { BYTE_EOD = LOOM_BYTE_VOCABULARY - 1 };
 
 static loom_status byte_encode(
     void *context, const char *text, size_t bytes, int64_t *tokens, size_t capacity, size_t *count) {
@@ -22,7 +22,7 @@ static loom_status byte_decode(
     (void)context;
     size_t wanted = 0;
     for (size_t i = 0; i < count; i++) {
-        if (tokens[i] < 0 || tokens[i] >= BYTE_VOCABULARY)
+        if (tokens[i] < 0 || tokens[i] >= LOOM_BYTE_VOCABULARY)
             return loom_fail(
                 LOOM_ERR_ARGUMENT, "token %zu is %lld, expected 0 to %d", i, (long long)tokens[i], BYTE_EOD);
         wanted += tokens[i] != BYTE_EOD;
@@ -36,7 +36,7 @@ static loom_status byte_decode(
 
 const loom_tokenizer *loom_tokenizer_byte(void) {
     static const loom_tokenizer byte = {
-        .name = "byte", .vocab_size = BYTE_VOCABULARY, .eod = BYTE_EOD, .encode = byte_encode, .decode = byte_decode};
+        .name = "byte", .vocab_size = LOOM_BYTE_VOCABULARY, .eod = BYTE_EOD, .encode = byte_encode, .decode = byte_decode};
     return &byte;
 }
 

@@ -1,5 +1,6 @@
 /* Mapped input and all-or-nothing output. A new file lives under a temporary name until it is complete and on the disk;
- * the rename is the only moment at which anybody sees it, so a stopped program leaves the old file or none. */
+ * the rename is the only moment at which anybody sees it, so a stopped program leaves the old file or none, and a write
+ * that failed is never followed by a rename. */
 #include "format/file.h"
 
 #include <errno.h>
@@ -110,13 +111,25 @@ loom_status loom__new_file_create(const char *path, loom__new_file *file) {
     return LOOM_OK;
 }
 
+static loom_status check_sound(const loom__new_file *file) {
+    if (file->failed != LOOM_OK)
+        return loom_fail(file->failed, "%s: an earlier write failed", file->temporary);
+    return LOOM_OK;
+}
+
+/* Fails for good. */
+static loom_status fail_errno(loom__new_file *file, const char *what) {
+    file->failed = loom_fail(LOOM_ERR_IO, "%s: %s failed: %s", file->temporary, what, strerror(errno));
+    return file->failed;
+}
+
 static loom_status write_all(loom__new_file *file, const unsigned char *data, size_t bytes) {
     while (bytes > 0) {
         ssize_t done = write(file->descriptor, data, bytes);
         if (done < 0 && errno == EINTR)
             continue;
         if (done < 0)
-            return loom_fail(LOOM_ERR_IO, "%s: writing failed: %s", file->temporary, strerror(errno));
+            return fail_errno(file, "writing");
         data += done;
         bytes -= (size_t)done;
     }
@@ -124,6 +137,7 @@ static loom_status write_all(loom__new_file *file, const unsigned char *data, si
 }
 
 loom_status loom__new_file_write(loom__new_file *file, const void *data, size_t bytes) {
+    LOOM_TRY(check_sound(file));
     if (bytes == 0)
         return LOOM_OK;
     if (file->buffered + bytes > BUFFER_BYTES) {
@@ -141,14 +155,15 @@ loom_status loom__new_file_write(loom__new_file *file, const void *data, size_t 
 }
 
 loom_status loom__new_file_sync(loom__new_file *file) {
+    LOOM_TRY(check_sound(file));
     LOOM_TRY(write_all(file, file->buffer, file->buffered));
     file->buffered = 0;
     if (fsync(file->descriptor) != 0)
-        return loom_fail(LOOM_ERR_IO, "%s: flushing to the disk failed: %s", file->temporary, strerror(errno));
+        return fail_errno(file, "flushing to the disk");
     int closed = close(file->descriptor);
     file->descriptor = -1;
     if (closed != 0)
-        return loom_fail(LOOM_ERR_IO, "%s: closing failed: %s", file->temporary, strerror(errno));
+        return fail_errno(file, "closing");
     return LOOM_OK;
 }
 
@@ -165,8 +180,12 @@ static void sync_folder(const char *path) {
 }
 
 loom_status loom__new_file_commit(loom__new_file *file) {
-    if (rename(file->temporary, file->path) != 0)
-        return loom_fail(LOOM_ERR_IO, "%s: cannot be renamed to %s: %s", file->temporary, file->path, strerror(errno));
+    LOOM_TRY(check_sound(file));
+    if (rename(file->temporary, file->path) != 0) {
+        file->failed =
+            loom_fail(LOOM_ERR_IO, "%s: cannot be renamed to %s: %s", file->temporary, file->path, strerror(errno));
+        return file->failed;
+    }
     free(file->temporary);
     file->temporary = NULL;
     sync_folder(file->path);

@@ -40,13 +40,15 @@ loom_status loom__map_file(const char *path, loom__mapping *mapping);
 /* A cleared mapping is accepted. */
 void loom__unmap_file(loom__mapping *mapping);
 
-/* A file that is written to `path`.tmp in a stream and renamed to `path` by commit. */
+/* A file that is written to `path`.tmp in a stream and renamed to `path` by commit. After a failure its content is
+ * unknown, so that every later call but destroy fails with the same status. */
 typedef struct loom__new_file {
     char *path, *temporary;
     int descriptor; /* -1 once closed */
     unsigned char *buffer;
     size_t buffered;
-    uint64_t bytes; /* written so far, the buffered ones included */
+    uint64_t bytes;     /* written so far, the buffered ones included */
+    loom_status failed; /* what the first failed write, sync or commit returned: nothing may follow it */
 } loom__new_file;
 
 loom_status loom__new_file_create(const char *path, loom__new_file *file);

@@ -199,8 +199,10 @@ loom_status loom_indexed_writer_finish(loom_indexed_writer *writer) {
     LOOM_TRY(write_index(writer));
     LOOM_TRY(loom__new_file_sync(&writer->bin));
     LOOM_TRY(loom__new_file_sync(&writer->idx));
-    if (unlink(writer->idx.path) != 0 && errno != ENOENT)
-        return loom_fail(LOOM_ERR_IO, "%s: cannot be replaced: %s", writer->idx.path, strerror(errno));
+    if (unlink(writer->idx.path) != 0 && errno != ENOENT) {
+        writer->idx.failed = loom_fail(LOOM_ERR_IO, "%s: cannot be replaced: %s", writer->idx.path, strerror(errno));
+        return writer->idx.failed;
+    }
     LOOM_TRY(loom__new_file_commit(&writer->bin));
     LOOM_TRY(loom__new_file_commit(&writer->idx));
     writer->finished = true;

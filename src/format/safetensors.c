@@ -333,14 +333,9 @@ loom_status loom__safetensors_open_memory(const char *path, const void *data, si
     return LOOM_OK;
 }
 
-static bool has_suffix(const char *text, const char *suffix) {
-    size_t length = strlen(text), wanted = strlen(suffix);
-    return length >= wanted && strcmp(text + length - wanted, suffix) == 0;
-}
-
 /* A shard's name is a plain file name: an index must not reach out of its directory. */
 static bool is_shard_name(const char *name) {
-    return !strchr(name, '/') && has_suffix(name, ".safetensors") && name[0] != '.';
+    return !strchr(name, '/') && loom__ends_with(name, ".safetensors") && name[0] != '.';
 }
 
 static int compare_texts(const void *a, const void *b) {
@@ -422,18 +417,12 @@ static loom_status open_listed(const char *path, json_t *weight_map, const char 
     return LOOM_OK;
 }
 
-static loom_status open_index(const char *path, loom_safetensors **file) {
-    loom__mapping mapping;
-    LOOM_TRY(loom__map_file(path, &mapping));
-    json_error_t error = {0};
-    json_t *index = NULL;
-    if (mapping.bytes <= LOOM__SAFETENSORS_HEADER_MAX)
-        index = json_loadb((const char *)mapping.data, mapping.bytes, JSON_REJECT_DUPLICATES, &error);
-    size_t bytes = mapping.bytes;
-    loom__unmap_file(&mapping);
+loom_status loom__safetensors_open_index(const char *path, const void *text, size_t bytes, loom_safetensors **file) {
     if (bytes > LOOM__SAFETENSORS_HEADER_MAX)
         return loom_fail(
             LOOM_ERR_FORMAT, "%s: has %zu bytes, expected at most %d", path, bytes, LOOM__SAFETENSORS_HEADER_MAX);
+    json_error_t error = {0};
+    json_t *index = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     if (!index)
         return loom_fail(LOOM_ERR_FORMAT, "%s:%d: is no JSON: %s", path, error.line, error.text);
     json_t *weight_map = json_object_get(index, "weight_map");
@@ -450,10 +439,18 @@ static loom_status open_index(const char *path, loom_safetensors **file) {
     return status;
 }
 
+static loom_status open_index(const char *path, loom_safetensors **file) {
+    loom__mapping mapping;
+    LOOM_TRY(loom__map_file(path, &mapping));
+    loom_status status = loom__safetensors_open_index(path, mapping.data, mapping.bytes, file);
+    loom__unmap_file(&mapping);
+    return status;
+}
+
 loom_status loom_safetensors_open(const char *path, loom_safetensors **file) {
     struct stat status;
     if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode))
-        return has_suffix(path, ".json") ? open_index(path, file) : open_file(path, file);
+        return loom__ends_with(path, ".json") ? open_index(path, file) : open_file(path, file);
     char *index = loom__path_join(path, "/", "model.safetensors.index.json");
     char *single = loom__path_join(path, "/", "model.safetensors");
     loom_status result;

@@ -1,6 +1,7 @@
 /* Writing safetensors. The header is fixed by the first byte of data; from then on the writer only counts, and finish
  * compares the count with what the header promised. The header is padded with spaces to a multiple of 8 bytes, so that
  * the data part is aligned in the file. */
+#include "base/text.h"
 #include "format/file.h"
 #include "format/safetensors.h"
 
@@ -51,8 +52,10 @@ loom_status loom_safetensors_writer_metadata(loom_safetensors_writer *writer, co
     }
     if (json_object_get(writer->metadata, key))
         return loom_fail(LOOM_ERR_ARGUMENT, "%s: metadata '%s' is given twice", writer->file.path, key);
-    if (json_object_set_new(writer->metadata, key, json_string(value)) != 0)
+    if (!loom__is_utf8(key) || !loom__is_utf8(value))
         return loom_fail(LOOM_ERR_ARGUMENT, "%s: metadata '%s' is no valid UTF-8", writer->file.path, key);
+    if (json_object_set_new(writer->metadata, key, json_string(value)) != 0)
+        return no_memory(writer);
     return LOOM_OK;
 }
 
@@ -83,17 +86,21 @@ loom_status loom_safetensors_writer_add(
             LOOM_SAFETENSORS_MAX_DIMS);
     if (json_object_get(writer->header, name) || strcmp(name, "__metadata__") == 0)
         return loom_fail(LOOM_ERR_ARGUMENT, "%s: tensor '%s' is given twice, or is a name of the format", path, name);
+    if (!loom__is_utf8(name))
+        return loom_fail(LOOM_ERR_ARGUMENT, "%s: a tensor's name is no valid UTF-8", path);
     uint64_t end = 0;
     LOOM_TRY(count_bytes(writer, name, dtype, dims, shape, &end));
-    json_t *sizes = json_array();
-    for (int i = 0; i < dims; i++)
-        json_array_append_new(sizes, json_integer(shape[i]));
-    json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", loom_dtype_name(dtype), "shape", sizes, "data_offsets",
+    json_t *entry = json_pack("{s:s, s:[], s:[I, I]}", "dtype", loom_dtype_name(dtype), "shape", "data_offsets",
         (json_int_t)writer->promised, (json_int_t)end);
-    if (!entry)
+    bool whole = entry != NULL;
+    for (int i = 0; i < dims && whole; i++)
+        whole = json_array_append_new(json_object_get(entry, "shape"), json_integer(shape[i])) == 0;
+    if (!whole) {
+        json_decref(entry);
         return no_memory(writer);
+    }
     if (json_object_set_new(writer->header, name, entry) != 0)
-        return loom_fail(LOOM_ERR_ARGUMENT, "%s: a tensor's name is no valid UTF-8", path);
+        return no_memory(writer);
     writer->promised = end;
     return LOOM_OK;
 }

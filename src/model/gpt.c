@@ -70,21 +70,28 @@ static loom_status bind_parameters(loom__gpt *gpt) {
     return LOOM_OK;
 }
 
-static loom_status gpt_materialize(void *context, const loom_module_environment *environment) {
-    loom__gpt *gpt = gpt_of(context);
-    if (gpt->set)
-        return loom_fail(LOOM_ERR_STATE, "this model has been set up already");
+/* What this rank does by itself. */
+static loom_status make_parameters(loom__gpt *gpt) {
+    const loom_module_environment *environment = &gpt->environment;
     int tp = loom_comm_size(environment->tensor_group), tp_rank = loom_comm_rank(environment->tensor_group);
-    gpt->environment = *environment;
     LOOM_TRY(loom__model_config_complete(&gpt->config, tp, environment->sequence_parallel));
     LOOM_TRY(loom__model_spec_create(&gpt->config, &gpt->spec));
     LOOM_TRY(loom__parameter_set_create(gpt->spec, tp, tp_rank, environment->sequence_parallel, &gpt->set));
     LOOM_TRY(bind_parameters(gpt));
     LOOM_TRY(make_rope(gpt));
-    LOOM_TRY(make_replica_group(gpt));
     if (gpt->hf_directory)
         return loom__hf_load(gpt->hf_directory, gpt->set);
     return environment->perform_initialization ? loom__parameter_set_initialize(gpt->set, environment->seed) : LOOM_OK;
+}
+
+static loom_status gpt_materialize(void *context, const loom_module_environment *environment) {
+    loom__gpt *gpt = gpt_of(context);
+    if (gpt->set)
+        return loom_fail(LOOM_ERR_STATE, "this model has been set up already");
+    gpt->environment = *environment;
+    /* Making a group is collective: a rank that failed must not be waited for there. */
+    LOOM_TRY(loom_agree(environment->tensor_group, make_parameters(gpt)));
+    return make_replica_group(gpt);
 }
 
 static loom_status gpt_parameters(void *context, loom_parameter *const **parameters, int64_t *count) {
@@ -155,7 +162,6 @@ static loom_status make_microbatch(const loom__gpt *gpt, const loom_forward *for
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a microbatch");
     *m = (loom__microbatch){
         .references = 1,
-        .config = &gpt->config,
         .tp = gpt->environment.tensor_group,
         .sequence_parallel = gpt->environment.sequence_parallel,
         .training = forward->training,
@@ -181,8 +187,7 @@ static loom_status local_positions(const loom__microbatch *m, const loom_batch *
     *out = NULL;
     if (!m->positions)
         return LOOM_OK;
-    int64_t tp = m->sequence_parallel ? loom_comm_size(m->tp) : 1, rows = m->s / tp;
-    int64_t first = m->sequence_parallel ? rows * loom_comm_rank(m->tp) : 0;
+    int64_t rows = m->sequence_parallel ? m->s / loom_comm_size(m->tp) : m->s, first = loom__sequence_offset(m);
     int64_t *local = malloc((size_t)(m->b * rows + 1) * sizeof *local);
     if (!local)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for positions");
@@ -196,9 +201,7 @@ static loom_status embed(
     const loom__gpt *gpt, loom_tape *tape, const loom__microbatch *m, const loom_batch *batch, loom_tensor **output) {
     const loom_model_config *config = &gpt->config;
     loom_tape_scope(tape, "embedding");
-    int64_t rows = gpt->word_embeddings->shape[0], offset = 0;
-    if (m->sequence_parallel)
-        offset = m->s / loom_comm_size(m->tp) * loom_comm_rank(m->tp);
+    int64_t rows = gpt->word_embeddings->shape[0], offset = loom__sequence_offset(m);
     loom_tensor *words = NULL, *placed = NULL;
     LOOM_TRY(loom__vocab_embedding(tape, batch->tokens, m->b, m->s, gpt->word_embeddings, rows * loom_comm_rank(m->tp),
         config->vocab_size, m->tp, m->sequence_parallel, &words));
@@ -244,26 +247,44 @@ static loom_status head(const loom__gpt *gpt, loom_tape *tape, const loom__micro
     return status;
 }
 
-static loom_status check_batch(const loom__gpt *gpt, const loom_batch *batch) {
+/* Values that a batch must not have; its memory is the user's. */
+static loom_status check_values(const loom__gpt *gpt, const loom_batch *batch) {
+    int64_t vocabulary = gpt->config.vocab_size;
+    for (int64_t i = 0; i < batch->b * batch->s; i++) {
+        int64_t label = batch->labels[i];
+        /* One that does not count may be anything: -100, say. */
+        if ((label < 0 || label >= vocabulary) && batch->loss_mask[i] != 0)
+            return loom_fail(LOOM_ERR_ARGUMENT,
+                "label %lld at position %lld of row %lld counts in the loss: expected 0 to %lld, or a loss mask of 0",
+                (long long)label, (long long)(i % batch->s), (long long)(i / batch->s), (long long)(vocabulary - 1));
+        if (batch->position_ids && (batch->position_ids[i] < 0 || batch->position_ids[i] > INT32_MAX))
+            return loom_fail(LOOM_ERR_ARGUMENT, "position %lld at place %lld of row %lld: expected 0 to %d",
+                (long long)batch->position_ids[i], (long long)(i % batch->s), (long long)(i / batch->s), INT32_MAX);
+    }
+    return LOOM_OK;
+}
+
+static loom_status check_forward(const loom__gpt *gpt, const loom_forward *forward) {
     const loom_model_config *config = &gpt->config;
+    const loom_batch *batch = forward->batch;
     int64_t tp = gpt->environment.sequence_parallel ? loom_comm_size(gpt->environment.tensor_group) : 1;
+    if (forward->input)
+        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: activations from a pipeline stage before this one");
     if (batch->s % tp)
         return loom_fail(LOOM_ERR_CONFIG,
-            "sequence_parallel: a sequence of %lld positions cannot be split over %lld tensor ranks; nearest lengths "
-            "%lld "
-            "and %lld",
+            "sequence_parallel: %lld positions cannot be split over %lld tensor ranks; nearest lengths %lld and %lld",
             (long long)batch->s, (long long)tp, (long long)(batch->s / tp * tp), (long long)((batch->s / tp + 1) * tp));
     if (config->position_embedding_type == LOOM_POSITION_LEARNED && batch->s > config->max_position_embeddings)
         return loom_fail(LOOM_ERR_CONFIG,
             "a sequence of %lld positions, but the model has %lld (max_position_embeddings)", (long long)batch->s,
             (long long)config->max_position_embeddings);
-    return LOOM_OK;
+    return check_values(gpt, batch);
 }
 
 static loom_status gpt_forward(void *context, loom_tape *tape, const loom_forward *forward, loom_tensor **output) {
     const loom__gpt *gpt = gpt_of(context);
     loom__microbatch *m = NULL;
-    LOOM_TRY(check_batch(gpt, forward->batch));
+    LOOM_TRY(check_forward(gpt, forward));
     LOOM_TRY(make_microbatch(gpt, forward, &m));
     loom_tensor *x = NULL;
     loom_status status = embed(gpt, tape, m, forward->batch, &x);
@@ -294,4 +315,8 @@ loom_status loom__gpt_create(const loom_model_config *config, const char *hf_dir
         (loom_module){gpt, gpt_materialize, gpt_parameters, gpt_forward, gpt_finalize, gpt_config, gpt_destroy};
     *module = &gpt->module;
     return LOOM_OK;
+}
+
+bool loom__module_is_gpt(const loom_module *module) {
+    return module->materialize == gpt_materialize;
 }

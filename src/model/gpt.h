@@ -26,6 +26,9 @@ typedef struct loom__gpt {
  * borrowed. hf_directory (copied) may be NULL. */
 loom_status loom__gpt_create(const loom_model_config *config, const char *hf_directory, loom_module **module);
 
+/* Whether loom__gpt_create made the module: its context is a loom__gpt. */
+bool loom__module_is_gpt(const loom_module *module);
+
 /* Reads config.json of a Hugging Face directory into *config (all fields). */
 loom_status loom__hf_read_config(const char *directory, loom_model_config *config);
 /* Fills the set from the directory's safetensors; every tensor the model needs must be there with the right shape, and

@@ -129,14 +129,10 @@ static loom_status check_nothing_left(const loom_safetensors *file, const loom__
     return LOOM_OK;
 }
 
-static int64_t canonical_elements(const loom__parameter_descriptor *descriptor) {
-    return descriptor->shape[0] * (descriptor->dims == 2 ? descriptor->shape[1] : 1);
-}
-
 static loom_status import_parameter(import_context *context, loom__parameter_set *set, int64_t index) {
     const loom__parameter_descriptor *descriptor = &set->spec->parameters[index];
     LOOM_TRY(loom__hf_parameter_tensors(set->spec, descriptor, check_shape, context));
-    context->canonical = malloc((size_t)(canonical_elements(descriptor) + 1) * sizeof(float));
+    context->canonical = malloc((size_t)(loom__descriptor_count(descriptor) + 1) * sizeof(float));
     if (!context->canonical)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", descriptor->name);
     loom_status status = loom__hf_source_runs(set->spec, descriptor, import_run, context);
@@ -151,7 +147,8 @@ static loom_status open_weights(const char *directory, loom_safetensors **file) 
     static const char *const names[] = {"model.safetensors.index.json", "model.safetensors"};
     char path[4096];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        snprintf(path, sizeof path, "%s/%s", directory, names[i]);
+        if (snprintf(path, sizeof path, "%s/%s", directory, names[i]) >= (int)sizeof path)
+            return loom_fail(LOOM_ERR_ARGUMENT, "the path of the Hugging Face directory is too long");
         FILE *probe = fopen(path, "rb");
         if (!probe)
             continue;
@@ -221,7 +218,7 @@ static loom_status write_tensor(void *argument, const loom__hf_tensor *tensor) {
 static loom_status export_parameter(const loom__parameter_set *set, int64_t index, loom__parameter_array array,
     loom_comm *tp, float factor, loom_safetensors_writer *writer) {
     const loom__parameter_descriptor *descriptor = &set->spec->parameters[index];
-    int64_t count = canonical_elements(descriptor);
+    int64_t count = loom__descriptor_count(descriptor);
     float *canonical = malloc((size_t)(count + 1) * sizeof *canonical);
     if (!canonical)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", descriptor->name);

@@ -46,9 +46,18 @@ static int tp_size(const loom__microbatch *m) {
     return loom_comm_size(m->tp);
 }
 
-/* Global position of the first row of a tensor that is sharded over the sequence. */
-static int64_t sequence_offset(const loom__microbatch *m) {
+int64_t loom__sequence_offset(const loom__microbatch *m) {
     return m->sequence_parallel ? m->s / tp_size(m) * loom_comm_rank(m->tp) : 0;
+}
+
+static int64_t local_heads(const loom_model_config *config, const loom__microbatch *m) {
+    return config->num_attention_heads / tp_size(m);
+}
+
+/* With more ranks than groups each holds a copy of one. */
+static int64_t local_groups(const loom_model_config *config, const loom__microbatch *m) {
+    int64_t groups = config->num_query_groups / tp_size(m);
+    return groups > 0 ? groups : 1;
 }
 
 static loom_dropout site_dropout(const loom__microbatch *m, double probability, int64_t layer, uint32_t site) {
@@ -82,10 +91,10 @@ static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *
     const layer_call *call = argument;
     const loom_model_config *config = call->layer->config;
     const loom__microbatch *m = call->microbatch;
-    int64_t tp = tp_size(m), n = config->num_attention_heads / tp, g = config->num_query_groups / tp;
+    int64_t n = local_heads(config, m);
     loom_attention_options options = {
         .n = n,
-        .g = g > 0 ? g : 1, /* more ranks than groups: each holds a copy of one */
+        .g = local_groups(config, m),
         .d = config->kv_channels,
         .scale = 1.0f / sqrtf((float)config->kv_channels),
         .causal = true,
@@ -102,10 +111,10 @@ static loom_status rotate(const loom__layer *layer, loom_tape *tape, const loom_
     const loom_model_config *config = layer->config;
     if (config->position_embedding_type != LOOM_POSITION_ROPE)
         return LOOM_OK;
-    int64_t tp = tp_size(m), n = config->num_attention_heads / tp, g = config->num_query_groups / tp;
-    g = g > 0 ? g : 1;
+    int64_t g = local_groups(config, m);
     loom_tensor *rotated;
-    LOOM_TRY(loom_rope(tape, *qkv, &m->rope, g, n / g, config->kv_channels, m->positions, 0, &rotated));
+    LOOM_TRY(
+        loom_rope(tape, *qkv, &m->rope, g, local_heads(config, m) / g, config->kv_channels, m->positions, 0, &rotated));
     loom_tensor_release(*qkv);
     *qkv = rotated;
     return LOOM_OK;
@@ -136,7 +145,7 @@ static loom_status self_attention(
     if (!status) {
         loom_dropout dropout = site_dropout(m, config->hidden_dropout, layer->number, LOOM_DROPOUT_PROJECTION);
         status = loom_bias_dropout_add(
-            tape, projected, layer->proj_bias, x, &dropout, m->sample, sequence_offset(m), output);
+            tape, projected, layer->proj_bias, x, &dropout, m->sample, loom__sequence_offset(m), output);
     }
     loom_tensor_release(projected);
     return status;
@@ -159,8 +168,8 @@ static loom_status mlp(
     loom_tensor_release(active);
     if (!status) {
         loom_dropout dropout = site_dropout(m, config->hidden_dropout, layer->number, LOOM_DROPOUT_MLP);
-        status =
-            loom_bias_dropout_add(tape, narrow, layer->fc2_bias, x, &dropout, m->sample, sequence_offset(m), output);
+        status = loom_bias_dropout_add(
+            tape, narrow, layer->fc2_bias, x, &dropout, m->sample, loom__sequence_offset(m), output);
     }
     loom_tensor_release(narrow);
     return status;

@@ -8,7 +8,6 @@
  * recomputation needs it again in the backward. */
 typedef struct loom__microbatch {
     int64_t references;
-    const loom_model_config *config;
     loom_comm *tp;
     bool sequence_parallel;
     bool training;
@@ -34,6 +33,9 @@ loom_status loom__layer_bind(
 /* x, *output: [s, b, h], or [s/tp, b, h] with sequence parallelism. Recomputation as configured. */
 loom_status loom__layer_forward(
     const loom__layer *layer, loom_tape *tape, loom__microbatch *microbatch, loom_tensor *x, loom_tensor **output);
+
+/* Global position of the first row of a tensor that is sharded over the sequence; 0 without sequence parallelism. */
+int64_t loom__sequence_offset(const loom__microbatch *microbatch);
 
 void loom__microbatch_release(void *microbatch);
 

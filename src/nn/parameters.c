@@ -5,10 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t elements(const loom_parameter *parameter) {
-    return parameter->shape[0] * (parameter->dims == 2 ? parameter->shape[1] : 1);
-}
-
 loom_status loom__parameter_set_create(
     const loom__model_spec *spec, int tp, int tp_rank, bool sequence_parallel, loom__parameter_set **out) {
     loom__parameter_set *set = calloc(1, sizeof *set);
@@ -34,7 +30,7 @@ loom_status loom__parameter_set_create(
         parameter->owned = loom__parameter_owned_count(spec, descriptor, tp, tp_rank);
         set->list[i] = parameter;
         set->count = i + 1;
-        int64_t count = elements(parameter);
+        int64_t count = loom_parameter_count(parameter);
         parameter->memory = parameter->data = calloc((size_t)count + 1, sizeof(float));
         if (!parameter->data)
             status =
@@ -76,7 +72,7 @@ loom_status loom__parameter_set_initialize(loom__parameter_set *set, uint64_t se
     for (int64_t i = 0; i < set->count; i++) {
         const loom__parameter_descriptor *descriptor = &set->spec->parameters[i];
         loom_parameter *parameter = &set->parameters[i];
-        int64_t count = elements(parameter);
+        int64_t count = loom_parameter_count(parameter);
         float value = descriptor->initial == LOOM__INIT_ONE ? 1.0f : 0.0f;
         for (int64_t e = 0; e < count; e++)
             parameter->data[e] = value;
@@ -122,12 +118,12 @@ loom_status loom__parameter_gather(
     const loom__parameter_set *set, int64_t index, loom__parameter_array array, loom_comm *tp, float *canonical) {
     const loom__parameter_descriptor *descriptor = &set->spec->parameters[index];
     const loom_parameter *parameter = &set->parameters[index];
-    int64_t count = descriptor->shape[0] * (descriptor->dims == 2 ? descriptor->shape[1] : 1);
+    int64_t count = loom__descriptor_count(descriptor);
     memset(canonical, 0, (size_t)count * sizeof(float));
     copy_context context = {
         array == LOOM__PARAMETER_DATA ? parameter->data : parameter->grad, canonical, parameter->owned};
     LOOM_TRY(loom__parameter_shard_runs(set->spec, descriptor, set->tp, set->tp_rank, gather_run, &context));
-    /* Each canonical element is owned by one rank and zero on the others, so the sum is a copy. */
+    /* Each canonical element is owned by one rank and zero on the others, so the sum is a copy (of −0 it makes +0). */
     return set->tp > 1 ? loom_all_reduce(tp, canonical, canonical, count, LOOM_F32, LOOM_SUM) : LOOM_OK;
 }
 

@@ -122,13 +122,13 @@ loom_status loom__column_linear(loom_tape *tape, loom_tensor *x, loom_parameter 
         status = loom_tape_record(tape, &column_op, sizeof(linear_state), (loom_tensor *[]){x}, 1,
             (loom_parameter *[]){weight, bias}, bias ? 2 : 1, y, &node);
     }
+    if (!status && node) {
+        *(linear_state *)loom_node_state(node) = (linear_state){tp, sequence_parallel, weight, bias, NULL};
+        status = loom_node_save(node, x);
+    }
     if (status) {
         loom_tensor_release(y);
         return status;
-    }
-    if (node) {
-        *(linear_state *)loom_node_state(node) = (linear_state){tp, sequence_parallel, weight, bias, NULL};
-        loom_node_save(node, x);
     }
     *output = y;
     return LOOM_OK;
@@ -188,13 +188,13 @@ loom_status loom__row_linear(loom_tape *tape, loom_tensor *x, loom_parameter *we
     loom_node *node = NULL;
     status = loom_tape_record(
         tape, &row_op, sizeof(linear_state), (loom_tensor *[]){x}, 1, (loom_parameter *[]){weight}, 1, y, &node);
+    if (!status && node) {
+        *(linear_state *)loom_node_state(node) = (linear_state){tp, sequence_parallel, weight, NULL, NULL};
+        status = loom_node_save(node, x);
+    }
     if (status) {
         loom_tensor_release(y);
         return status;
-    }
-    if (node) {
-        *(linear_state *)loom_node_state(node) = (linear_state){tp, sequence_parallel, weight, NULL, NULL};
-        loom_node_save(node, x);
     }
     *output = y;
     return LOOM_OK;

@@ -28,7 +28,7 @@ loom_status loom__position_embedding(loom_tape *tape, loom_tensor *x, loom_param
 
 /* Token losses [s, b] = log sum exp(logits) − logits[label], logits [s, b, v/tp] with the columns first_column … of the
  * vocabulary; local columns >= valid are padding. labels [b, s] are borrowed; a label outside [0, vocabulary) gives
- * loss 0 and no gradient (an ignored position). */
+ * loss 0 and no gradient; whoever takes the mean must not count it. */
 loom_status loom__vocab_cross_entropy(loom_tape *tape, loom_tensor *logits, const int64_t *labels, int64_t first_column,
     int64_t valid, int64_t vocabulary, loom_comm *tp, loom_tensor **losses);
 

@@ -189,8 +189,11 @@ static loom_status combine(loom_comm *tp, int64_t rows, float *maximum, float *p
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a cross-entropy");
     memcpy(local, maximum, (size_t)rows * sizeof *local);
     loom_status status = loom_all_reduce(tp, maximum, maximum, rows, LOOM_F32, LOOM_MAX);
+    /* Where this rank has no valid column its sum is 0 already; a NaN among its logits leaves maximum -inf and sum NaN,
+     * which must stay. */
     for (int64_t r = 0; !status && r < rows; r++)
-        pair[r] = local[r] == -INFINITY ? 0.0f : pair[r] * expf(local[r] - maximum[r]);
+        if (local[r] > -INFINITY)
+            pair[r] *= expf(local[r] - maximum[r]);
     free(local);
     return status ? status : loom_all_reduce(tp, pair, pair, 2 * rows, LOOM_F32, LOOM_SUM);
 }
@@ -224,9 +227,9 @@ loom_status loom__vocab_cross_entropy(loom_tape *tape, loom_tensor *logits, cons
         status = loom_tape_record(tape, &entropy_op, sizeof made, (loom_tensor *[]){logits}, 1, NULL, 0, y, &node);
     if (!status && node) {
         *(entropy_state *)loom_node_state(node) = made;
-        loom_node_save(node, logits);
-        loom_node_save(node, maximum);
-        loom_node_save(node, pair);
+        loom_tensor *kept[] = {logits, maximum, pair};
+        for (int i = 0; !status && i < 3; i++)
+            status = loom_node_save(node, kept[i]);
     } else {
         free(made.targets);
     }

@@ -3,27 +3,35 @@
 #include <math.h>
 #include <megaloom/report.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct loom_metrics {
     FILE *file;
+    char *path;
 };
 
 loom_status loom_metrics_open(const char *path, loom_metrics **out) {
     loom_metrics *metrics = calloc(1, sizeof *metrics);
-    FILE *file = fopen(path, "w");
-    if (!file || !metrics) {
-        if (file)
-            fclose(file);
+    char *copy = metrics ? strdup(path) : NULL;
+    if (!copy) {
         free(metrics);
-        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+        return loom_fail(LOOM_ERR_MEMORY, "%s: out of memory for metrics", path);
     }
-    metrics->file = file;
+    *metrics = (loom_metrics){.file = fopen(path, "w"), .path = copy};
+    if (!metrics->file) {
+        loom_status status = loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+        free(copy);
+        free(metrics);
+        return status;
+    }
     *out = metrics;
     return LOOM_OK;
 }
 
+/* NaN stands for a value that was not measured; an infinity was, but JSON has no number for it. */
 static void put(json_t *object, const char *key, double value) {
-    json_object_set_new(object, key, isfinite(value) ? json_real(value) : json_null());
+    if (!isnan(value))
+        json_object_set_new(object, key, isinf(value) ? json_null() : json_real(value));
 }
 
 loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *report) {
@@ -37,19 +45,19 @@ loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *re
     put(object, "tokens_per_second", report->tokens_per_second);
     json_object_set_new(object, "consumed_samples", json_integer(report->consumed_samples));
     put(object, "step_seconds", report->seconds);
-    if (!isnan(report->gemm_share))
-        put(object, "gemm_share", report->gemm_share);
-    if (!isnan(report->validation_loss))
-        put(object, "validation_loss", report->validation_loss);
+    put(object, "gemm_share", report->gemm_share);
+    put(object, "validation_loss", report->validation_loss);
     int failed = json_dumpf(object, metrics->file, JSON_COMPACT | JSON_REAL_PRECISION(17));
     json_decref(object);
     if (failed || fputc('\n', metrics->file) == EOF || fflush(metrics->file) != 0)
-        return loom_fail(LOOM_ERR_IO, "metrics cannot be written: %m");
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", metrics->path);
     return LOOM_OK;
 }
 
 void loom_metrics_close(loom_metrics *metrics) {
-    if (metrics)
-        fclose(metrics->file);
+    if (!metrics)
+        return;
+    fclose(metrics->file); /* every line has been flushed */
+    free(metrics->path);
     free(metrics);
 }

@@ -26,43 +26,52 @@ loom_status loom_progress_create(FILE *out, bool terminal, int64_t steps, int64_
 static void duration(double seconds, char *text, size_t bytes) {
     int64_t whole = (int64_t)(seconds + 0.5);
     if (whole >= 3600)
-        snprintf(text, bytes, "%lld:%02lld:%02lld", (long long)(whole / 3600), (long long)(whole / 60 % 60),
+        snprintf(text, bytes, "  %lld:%02lld:%02lld left", (long long)(whole / 3600), (long long)(whole / 60 % 60),
             (long long)(whole % 60));
     else
-        snprintf(text, bytes, "%lld:%02lld", (long long)(whole / 60), (long long)(whole % 60));
+        snprintf(text, bytes, "  %lld:%02lld left", (long long)(whole / 60), (long long)(whole % 60));
 }
 
 static void rate(double tokens, char *text, size_t bytes) {
     if (tokens >= 1e6)
-        snprintf(text, bytes, "%.2fM", tokens * 1e-6);
+        snprintf(text, bytes, "  %.2fM tokens/s", tokens * 1e-6);
     else if (tokens >= 1e4)
-        snprintf(text, bytes, "%.1fk", tokens * 1e-3);
+        snprintf(text, bytes, "  %.1fk tokens/s", tokens * 1e-3);
     else
-        snprintf(text, bytes, "%.0f", tokens);
+        snprintf(text, bytes, "  %.0f tokens/s", tokens);
 }
 
+static void bar(const loom_progress *progress, int64_t step, char *text, size_t bytes) {
+    enum { WIDTH = 20 };
+    if (!progress->terminal || progress->steps < 1)
+        return;
+    int full = (int)((double)WIDTH * (double)step / (double)progress->steps);
+    char cells[WIDTH + 1] = "";
+    for (int i = 0; i < WIDTH; i++)
+        cells[i] = i < full ? '=' : i == full ? '>' : ' ';
+    snprintf(text, bytes, "[%s] ", cells);
+}
+
+/* What was not measured is left out of the line. */
 void loom_progress_step(loom_progress *progress, const loom_step_report *report) {
-    progress->mean_seconds =
-        progress->mean_seconds == 0 ? report->seconds : 0.9 * progress->mean_seconds + 0.1 * report->seconds;
+    if (!isnan(report->seconds))
+        progress->mean_seconds =
+            progress->mean_seconds == 0 ? report->seconds : 0.9 * progress->mean_seconds + 0.1 * report->seconds;
     bool last = report->step == progress->steps;
     if (!progress->terminal && report->step % progress->every != 0 && report->step != 1 && !last)
         return;
-    char left[32], tokens[32], share[32] = "";
-    duration(progress->mean_seconds * (double)(progress->steps - report->step), left, sizeof left);
-    rate(report->tokens_per_second, tokens, sizeof tokens);
+    char cells[32] = "", tokens[32] = "", share[32] = "", left[32] = "";
+    bar(progress, report->step, cells, sizeof cells);
+    if (!isnan(report->tokens_per_second))
+        rate(report->tokens_per_second, tokens, sizeof tokens);
     if (!isnan(report->gemm_share))
         snprintf(share, sizeof share, "  %.0f%% of GEMM rate", report->gemm_share * 100);
-    char bar[32] = "";
-    if (progress->terminal && progress->steps > 0) {
-        int width = 20, full = (int)((double)width * (double)report->step / (double)progress->steps);
-        bar[0] = '[';
-        for (int i = 0; i < width; i++)
-            bar[1 + i] = i < full ? '=' : i == full ? '>' : ' ';
-        memcpy(bar + 1 + width, "] ", 3);
-    }
-    fprintf(progress->out, "%s%sstep %*lld/%lld  loss %.4f  %s tokens/s%s  %s left%s", progress->terminal ? "\r" : "",
-        bar, snprintf(NULL, 0, "%lld", (long long)progress->steps), (long long)report->step, (long long)progress->steps,
-        report->loss, tokens, share, left, progress->terminal ? "\033[K" : "\n");
+    if (progress->mean_seconds > 0)
+        duration(progress->mean_seconds * (double)(progress->steps - report->step), left, sizeof left);
+    int width = snprintf(NULL, 0, "%lld", (long long)progress->steps);
+    fprintf(progress->out, "%s%sstep %*lld/%lld  loss %.4f%s%s%s%s", progress->terminal ? "\r" : "", cells, width,
+        (long long)report->step, (long long)progress->steps, report->loss, tokens, share, left,
+        progress->terminal ? "\033[K" : "\n");
     progress->open = progress->terminal;
     fflush(progress->out);
 }

@@ -18,9 +18,9 @@ static void check_range(loom__faults *faults, const char *name, int64_t found, i
 }
 
 static void check_share(loom__faults *faults, const char *name, double found, double low, double high, bool open) {
-    if (!(found >= low && (open ? found < high : found <= high)))
-        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: found %g, expected a number from %g to %s%g", name, found, low,
-            open ? "below " : "", high);
+    if (!(found >= low && (open ? (float)found < (float)high : found <= high)))
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: found %.9g, expected a number from %g to %s%g%s", name, found,
+            low, open ? "below " : "", high, open ? " in fp32" : "");
 }
 
 /* Whether tp ranks can share n heads of g groups and an MLP of f. */
@@ -29,12 +29,19 @@ static bool tensor_size_is_legal(const loom_model_config *config, int64_t tp, bo
     return n % tp == 0 && (g % tp == 0 || (replicate && tp % g == 0)) && config->ffn_hidden_size % tp == 0;
 }
 
+/* Ends with ", …" where there are more than fit. */
 static void list_tensor_sizes(const loom_model_config *config, bool replicate, char *text, size_t bytes) {
     size_t used = 0;
     text[0] = '\0';
-    for (int64_t tp = 1; tp <= config->num_attention_heads && used + 32 < bytes; tp++)
-        if (tensor_size_is_legal(config, tp, replicate))
-            used += (size_t)snprintf(text + used, bytes - used, "%s%" PRId64, used ? ", " : "", tp);
+    for (int64_t tp = 1; tp <= config->num_attention_heads; tp++) {
+        if (!tensor_size_is_legal(config, tp, replicate))
+            continue;
+        if (used + 32 >= bytes) {
+            snprintf(text + used, bytes - used, ", …");
+            return;
+        }
+        used += (size_t)snprintf(text + used, bytes - used, "%s%" PRId64, used ? ", " : "", tp);
+    }
 }
 
 static void check_tensor_size(loom__faults *faults, const loom_model_config *config, int64_t tp) {
@@ -119,9 +126,9 @@ static void check_enumerations(loom__faults *faults, const loom_model_config *co
 static void check_numbers(loom__faults *faults, const loom_model_config *config) {
     check_share(faults, "hidden_dropout", config->hidden_dropout, 0, 1, true);
     check_share(faults, "attention_dropout", config->attention_dropout, 0, 1, true);
-    if (!(config->layernorm_epsilon > 0 && isfinite(config->layernorm_epsilon)))
-        loom__faults_add(
-            faults, LOOM_ERR_CONFIG, "layernorm_epsilon: found %g, expected a number > 0", config->layernorm_epsilon);
+    if (!((float)config->layernorm_epsilon > 0 && isfinite((float)config->layernorm_epsilon)))
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "layernorm_epsilon: found %g, expected a number > 0 in fp32",
+            config->layernorm_epsilon);
     if (!(config->init_method_std >= 0 && isfinite(config->init_method_std)))
         loom__faults_add(
             faults, LOOM_ERR_CONFIG, "init_method_std: found %g, expected a number >= 0", config->init_method_std);

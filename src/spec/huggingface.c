@@ -5,6 +5,7 @@
  * out], so a canonical row is a column, with the tensor's width as stride). Blocks come in canonical order and cover
  * the parameter. */
 #include "spec/huggingface.h"
+#include "base/text.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -190,15 +191,10 @@ const char *loom__hf_other_name(const loom__model_spec *spec, const char *hf_nam
     return is_gpt2(spec) && strncmp(hf_name, gpt2_prefix, length) == 0 ? hf_name + length : NULL;
 }
 
-static bool ends_with(const char *text, const char *end) {
-    size_t length = strlen(text), end_length = strlen(end);
-    return length >= end_length && strcmp(text + length - end_length, end) == 0;
-}
-
 bool loom__hf_is_ignorable(const loom__model_spec *spec, const char *hf_name) {
     if (spec->config.share_embeddings_and_output_weights && strcmp(hf_name, "lm_head.weight") == 0)
         return true;
     if (is_gpt2(spec))
-        return ends_with(hf_name, ".attn.bias") || ends_with(hf_name, ".attn.masked_bias");
-    return ends_with(hf_name, ".rotary_emb.inv_freq");
+        return loom__ends_with(hf_name, ".attn.bias") || loom__ends_with(hf_name, ".attn.masked_bias");
+    return loom__ends_with(hf_name, ".rotary_emb.inv_freq");
 }

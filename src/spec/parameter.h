@@ -35,6 +35,11 @@ typedef struct loom__parameter_descriptor {
     int tie_group; /* parameters with the same number > 0 share one value (only the first is materialised here) */
 } loom__parameter_descriptor;
 
+/* Elements of the canonical tensor. */
+static inline int64_t loom__descriptor_count(const loom__parameter_descriptor *descriptor) {
+    return descriptor->shape[0] * (descriptor->dims == 2 ? descriptor->shape[1] : 1);
+}
+
 typedef struct loom__model_spec {
     loom_model_config config; /* every derived value filled in (ffn, groups, channels, padded vocabulary) */
     int64_t count;

@@ -118,10 +118,8 @@ static loom_status setup_device(loom_fabric *fabric) {
     if (local < 0 || local >= loom_rank_local_count(fabric->rank))
         return loom_fail(LOOM_ERR_CONFIG, "cluster environment %s says local rank %d of rank %d, expected 0 to %d",
             environment->name, local, loom_rank_index(fabric->rank), loom_rank_local_count(fabric->rank) - 1);
-    if (accelerator->setup_device) {
-        int device = fabric->config.parallel_devices ? fabric->config.parallel_devices[local] : local;
-        LOOM_TRY(accelerator->setup_device(accelerator->context, fabric->rank, device));
-    }
+    if (accelerator->setup_device)
+        LOOM_TRY(accelerator->setup_device(accelerator->context, fabric->rank, local));
     fabric->device_ready = true;
     return LOOM_OK;
 }

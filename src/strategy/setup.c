@@ -69,8 +69,7 @@ static loom_status log_parameter_count(const loom_parallel *parallel) {
     return LOOM_OK;
 }
 
-/* The sampler as a callback: it knows the sizes of a step, as far as nobody has given others, and what has been
- * consumed. */
+/* The sampler as a callback: it knows the sizes of a step, as far as nobody has given others. */
 static loom_status sampler_step_start(void *context, loom_step *step) {
     (void)context;
     loom_batches_state state = loom_batches_get_state(step->batches);
@@ -83,27 +82,27 @@ static loom_status sampler_step_start(void *context, loom_step *step) {
     return LOOM_OK;
 }
 
-static loom_status sampler_step_end(void *context, loom_step *step) {
-    (void)context;
-    step->consumed_samples = loom_batches_get_state(step->batches).consumed_samples;
-    return LOOM_OK;
+static loom_status register_sampler(loom_fabric *fabric) {
+    loom_callback callback = {.event = {[LOOM_EVENT_STEP_START] = sampler_step_start}};
+    return loom_callbacks_add(fabric->callbacks, &callback);
 }
 
-static loom_status register_sampler(loom_fabric *fabric) {
-    loom_callback callback = {
-        .event = {[LOOM_EVENT_STEP_START] = sampler_step_start, [LOOM_EVENT_STEP_END] = sampler_step_end}};
-    return loom_callbacks_add(fabric->callbacks, &callback);
+/* What comes before the ranks meet in materialize. */
+static loom_status configure(loom_fabric *fabric, const loom_module *module) {
+    const loom_precision_plugin *precision = fabric->precision_plugin;
+    if (!module->config)
+        return LOOM_OK;
+    loom_model_config *config = module->config(module->context);
+    if (precision->convert_config)
+        LOOM_TRY(precision->convert_config(precision->context, config, &fabric->config.ddp_config));
+    return loom_model_config_check(config);
 }
 
 static loom_status setup(loom_parallel *parallel) {
     loom_fabric *fabric = parallel->fabric;
     loom_module *module = parallel->module;
     const loom_precision_plugin *precision = fabric->precision_plugin;
-    if (module->config && precision->convert_config)
-        LOOM_TRY(
-            precision->convert_config(precision->context, module->config(module->context), &fabric->config.ddp_config));
-    if (module->config)
-        LOOM_TRY(loom_model_config_check(module->config(module->context)));
+    LOOM_TRY(loom_agree(loom_rank_world(fabric->rank), configure(fabric, module)));
     loom_module_environment environment = {
         .rank = fabric->rank,
         .tensor_group = fabric->groups[LOOM_GROUP_TP],

@@ -13,11 +13,6 @@ static loom_status call(loom_parallel *parallel, loom_event event, loom_step *st
     return loom_callbacks_call(parallel->fabric->callbacks, event, step);
 }
 
-bool loom__module_is_gpt(const loom_module *module) {
-    /* Only loom__gpt_create makes a module that is the first member of its own context. */
-    return module->context == (const void *)module;
-}
-
 /* ---- sizes ---- */
 
 static loom_status check_sizes(const loom_step *step) {
@@ -202,6 +197,7 @@ static loom_status run_step(
     if (training)
         LOOM_TRY(loom__parallel_finish_gradients(parallel));
     LOOM_TRY(reduce(parallel, step, expected));
+    step->consumed_samples = loom_batches_get_state(step->batches).consumed_samples;
     return call(parallel, LOOM_EVENT_STEP_END, step);
 }
 

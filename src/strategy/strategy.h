@@ -56,8 +56,6 @@ struct loom_batches {
     loom_step_mode mode;
 };
 
-/* Whether the module came from loom_gpt_create (its context is a loom__gpt). */
-bool loom__module_is_gpt(const loom_module *module);
 /* Everything after the last backward: buckets, partial sums over tensor ranks, replicas. Collective. */
 loom_status loom__parallel_finish_gradients(loom_parallel *parallel);
 

@@ -25,15 +25,32 @@ static loom_status finish(loom_status status, loom_tensor *made, loom_tensor **o
     return LOOM_OK;
 }
 
+static loom_status save(loom_node *node, loom_tensor *const *tensors, int count) {
+    for (int i = 0; i < count; i++)
+        LOOM_TRY(loom_node_save(node, tensors[i]));
+    return LOOM_OK;
+}
+
+/* Operations compute in fp32: memory of another dtype would be read past its end. */
+static loom_status check_f32(const loom_op *op, const loom_tensor *x) {
+    if (x && x->dtype != LOOM_F32)
+        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: %s of %s tensors; what works: F32", op->name,
+            loom_dtype_name(x->dtype));
+    return LOOM_OK;
+}
+
 /* A weight or bias over the last axis; NULL is none. */
 static loom_status check_vector(const loom_parameter *parameter, int64_t width) {
-    if (parameter && parameter->shape[0] != width)
+    if (parameter && (parameter->dims != 1 || parameter->shape[0] != width))
         return loom_fail(LOOM_ERR_ARGUMENT, "%s has %lld elements, its input's last axis %lld", parameter->name,
             (long long)parameter->shape[0], (long long)width);
     return LOOM_OK;
 }
 
 static loom_status check_sample_numbers(const loom_dropout *dropout, const int64_t *sample) {
+    if (!(dropout->probability >= 0 && dropout->probability < 1))
+        return loom_fail(LOOM_ERR_ARGUMENT, "probability of a dropout: found %g, expected 0 or more and less than 1",
+            (double)dropout->probability);
     if (dropout->probability > 0 && !sample)
         return loom_fail(LOOM_ERR_ARGUMENT, "a dropout of probability %g needs the sample numbers of its rows",
             (double)dropout->probability);
@@ -42,9 +59,13 @@ static loom_status check_sample_numbers(const loom_dropout *dropout, const int64
 
 /* ---- normalization ---- */
 
+typedef struct norm_state {
+    loom_parameter *weight, *bias; /* bias NULL: RMSNorm */
+} norm_state;
+
 static loom_status norm_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
     loom_tensor *x = loom_node_saved(node, 0), *mean = loom_node_saved(node, 1), *rstd = loom_node_saved(node, 2);
-    const loom_parameter *weight = *(loom_parameter **)loom_node_state(node);
+    const loom_parameter *weight = ((norm_state *)loom_node_state(node))->weight;
     int64_t h = last_axis(x), rows = loom_tensor_count(x) / (h ? h : 1);
     loom_tensor *d_x;
     LOOM_TRY(create_like(tape, x, &d_x));
@@ -57,25 +78,49 @@ static loom_status norm_input(loom_tape *tape, loom_node *node, loom_tensor *d_y
     return loom_tape_give(tape, node, 0, d_x);
 }
 
-static loom_status norm_weight(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+/* What a frozen parameter's gradient would be is thrown away. */
+static void add_to_parameter(loom_tape *tape, loom_parameter *parameter, int64_t count, const float *gradient) {
+    if (!parameter->grad)
+        return;
+    bool accumulate;
+    float *grad = loom_parameter_begin_grad(parameter, &accumulate);
+    if (accumulate)
+        KERNELS(tape)->add(TEAM(tape), count, gradient, grad);
+    else
+        memcpy(grad, gradient, (size_t)count * sizeof *grad);
+}
+
+/* The kernel gives both gradients in one pass, straight into place where both are in the same state. */
+static loom_status layernorm_weight(
+    loom_tape *tape, const norm_state *state, loom_node *node, int64_t rows, int64_t h, loom_tensor *d_y) {
     loom_tensor *x = loom_node_saved(node, 0), *mean = loom_node_saved(node, 1), *rstd = loom_node_saved(node, 2);
-    int64_t h = last_axis(x), rows = loom_tensor_count(x) / (h ? h : 1);
-    bool accumulate, bias_accumulate;
-    float *d_weight = loom_parameter_begin_grad(loom_node_parameter(node, 0), &accumulate);
-    if (!mean) {
-        KERNELS(tape)->rmsnorm_backward_weight(
-            TEAM(tape), rows, h, loom_tensor_f32(x), loom_tensor_f32(rstd), loom_tensor_f32(d_y), accumulate, d_weight);
-        return LOOM_OK;
-    }
-    loom_parameter *bias = loom_node_parameter(node, 1);
-    if (!bias)
-        return loom_fail(
-            LOOM_ERR_UNSUPPORTED, "not supported yet: a layer norm of which only the weight or the bias trains");
-    float *d_bias = loom_parameter_begin_grad(bias, &bias_accumulate);
-    if (accumulate != bias_accumulate)
-        return loom_fail(LOOM_ERR_INTERNAL, "weight and bias of a norm differ in their number of contributions");
+    loom_parameter *weight = state->weight, *bias = state->bias;
+    loom_tensor *both = NULL;
+    bool direct = weight->grad && bias->grad && weight->grad_written == bias->grad_written, accumulate = false;
+    if (!direct)
+        LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 2, (int64_t[]){2, h}, &both));
+    float *d_weight = direct ? loom_parameter_begin_grad(weight, &accumulate) : loom_tensor_f32(both);
+    float *d_bias = direct ? loom_parameter_begin_grad(bias, &accumulate) : loom_tensor_f32(both) + h;
     KERNELS(tape)->layernorm_backward_weight(TEAM(tape), rows, h, loom_tensor_f32(x), loom_tensor_f32(mean),
         loom_tensor_f32(rstd), loom_tensor_f32(d_y), accumulate, d_weight, d_bias);
+    if (!direct) {
+        add_to_parameter(tape, weight, h, d_weight);
+        add_to_parameter(tape, bias, h, d_bias);
+    }
+    loom_tensor_release(both);
+    return LOOM_OK;
+}
+
+static loom_status norm_weight(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+    const norm_state *state = loom_node_state(node);
+    loom_tensor *x = loom_node_saved(node, 0), *rstd = loom_node_saved(node, 2);
+    int64_t h = last_axis(x), rows = loom_tensor_count(x) / (h ? h : 1);
+    if (state->bias)
+        return layernorm_weight(tape, state, node, rows, h, d_y);
+    bool accumulate;
+    float *d_weight = loom_parameter_begin_grad(state->weight, &accumulate);
+    KERNELS(tape)->rmsnorm_backward_weight(
+        TEAM(tape), rows, h, loom_tensor_f32(x), loom_tensor_f32(rstd), loom_tensor_f32(d_y), accumulate, d_weight);
     return LOOM_OK;
 }
 
@@ -83,8 +128,11 @@ static const loom_op norm_op = {"norm", norm_input, norm_weight, NULL};
 
 loom_status loom_norm(
     loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_parameter *bias, float eps, loom_tensor **output) {
+    LOOM_TRY(check_f32(&norm_op, x));
     LOOM_TRY(loom_tensor_ready(x));
     int64_t h = last_axis(x), rows = loom_tensor_count(x) / (h ? h : 1);
+    if (!weight)
+        return loom_fail(LOOM_ERR_ARGUMENT, "a norm needs its weight");
     LOOM_TRY(check_vector(weight, h));
     LOOM_TRY(check_vector(bias, h));
     loom_tensor *y = NULL, *mean = NULL, *rstd = NULL;
@@ -101,13 +149,11 @@ loom_status loom_norm(
             KERNELS(tape)->rmsnorm(
                 TEAM(tape), rows, h, eps, loom_tensor_f32(x), weight->data, loom_tensor_f32(y), loom_tensor_f32(rstd));
         loom_node *node;
-        status = loom_tape_record(tape, &norm_op, sizeof(loom_parameter *), (loom_tensor *[]){x}, 1,
+        status = loom_tape_record(tape, &norm_op, sizeof(norm_state), (loom_tensor *[]){x}, 1,
             (loom_parameter *[]){weight, bias}, bias ? 2 : 1, y, &node);
         if (!status && node) {
-            *(loom_parameter **)loom_node_state(node) = weight;
-            loom_node_save(node, x);
-            loom_node_save(node, mean);
-            loom_node_save(node, rstd);
+            *(norm_state *)loom_node_state(node) = (norm_state){weight, bias};
+            status = save(node, (loom_tensor *[]){x, mean, rstd}, 3);
         }
     }
     loom_tensor_release(mean);
@@ -168,6 +214,7 @@ static const loom_op activate_op = {"activation", activate_input, activate_weigh
 
 loom_status loom_activate(
     loom_tape *tape, loom_activation act, loom_tensor *x, loom_parameter *bias, loom_tensor **output) {
+    LOOM_TRY(check_f32(&activate_op, x));
     if (x->dims < 1)
         return loom_fail(LOOM_ERR_ARGUMENT, "an activation needs at least one axis, found none");
     LOOM_TRY(loom_tensor_ready(x));
@@ -187,7 +234,7 @@ loom_status loom_activate(
         (loom_parameter *[]){bias}, bias ? 1 : 0, y, &node);
     if (!status && node) {
         *(activate_state *)loom_node_state(node) = (activate_state){act, bias, NULL};
-        loom_node_save(node, x);
+        status = loom_node_save(node, x);
     }
     return finish(status, y, output);
 }
@@ -251,6 +298,8 @@ loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_paramete
     const loom_dropout *dropout, const int64_t *sample, int64_t position_offset, loom_tensor **output) {
     if (x->dims != 3)
         return loom_fail(LOOM_ERR_ARGUMENT, "dropout expects [s, b, h], found %d dimensions", x->dims);
+    LOOM_TRY(check_f32(&dropout_op, x));
+    LOOM_TRY(check_f32(&dropout_op, residual));
     LOOM_TRY(check_vector(bias, x->shape[2]));
     LOOM_TRY(check_sample_numbers(dropout, sample));
     if (residual && loom_tensor_count(residual) != loom_tensor_count(x))
@@ -292,6 +341,8 @@ static loom_status add_input(loom_tape *tape, loom_node *node, loom_tensor *d_y)
 static const loom_op add_op = {"add", add_input, NULL, NULL};
 
 loom_status loom_add(loom_tape *tape, loom_tensor *x, loom_tensor *y, loom_tensor **output) {
+    LOOM_TRY(check_f32(&add_op, x));
+    LOOM_TRY(check_f32(&add_op, y));
     LOOM_TRY(loom_tensor_ready(x));
     LOOM_TRY(loom_tensor_ready(y));
     int64_t count = loom_tensor_count(x);
@@ -340,7 +391,9 @@ static void rope_release(loom_node *node) {
 
 static const loom_op rope_op = {"rotary embedding", rope_input, NULL, rope_release};
 
-static loom_status check_fused(const loom_tensor *x, int64_t groups, int64_t heads_per_group, int64_t d) {
+static loom_status check_fused(
+    const loom_op *op, const loom_tensor *x, int64_t groups, int64_t heads_per_group, int64_t d) {
+    LOOM_TRY(check_f32(op, x));
     if (x->dims != 3 || x->shape[2] != groups * (heads_per_group + 2) * d)
         return loom_fail(LOOM_ERR_ARGUMENT,
             "fused qkv of %lld groups of %lld heads of %lld: found width %lld, expected %lld", (long long)groups,
@@ -351,7 +404,11 @@ static loom_status check_fused(const loom_tensor *x, int64_t groups, int64_t hea
 
 loom_status loom_rope(loom_tape *tape, loom_tensor *x, const loom_rope_table *table, int64_t groups,
     int64_t heads_per_group, int64_t d, const int32_t *positions, int64_t position_offset, loom_tensor **output) {
-    LOOM_TRY(check_fused(x, groups, heads_per_group, d));
+    LOOM_TRY(check_fused(&rope_op, x, groups, heads_per_group, d));
+    if (table->rotary_d < 0 || table->rotary_d > d || table->rotary_d % 2)
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "rotary_d: found %lld, expected an even number of at most %lld (the head dimension)",
+            (long long)table->rotary_d, (long long)d);
     LOOM_TRY(loom_tensor_ready(x));
     rope_state made = {*table, groups, heads_per_group, d, position_offset, NULL};
     int64_t s = x->shape[0], b = x->shape[1], nearest = position_offset, farthest = position_offset + s - 1;
@@ -442,7 +499,7 @@ loom_status loom_attention(
         return loom_fail(LOOM_ERR_ARGUMENT, "attention: %lld heads are not a multiple of %lld query groups",
             (long long)options->n, (long long)options->g);
     int64_t per_group = options->n / options->g, d = options->d;
-    LOOM_TRY(check_fused(qkv, options->g, per_group, d));
+    LOOM_TRY(check_fused(&attention_op, qkv, options->g, per_group, d));
     LOOM_TRY(check_sample_numbers(&options->dropout, options->sample));
     LOOM_TRY(loom_tensor_ready(qkv));
     int64_t s = qkv->shape[0], b = qkv->shape[1], width = qkv->shape[2], group_stride = (per_group + 2) * d;
@@ -487,9 +544,7 @@ loom_status loom_attention(
     }
     if (!status && node) {
         *(attention_state *)loom_node_state(node) = made;
-        loom_node_save(node, qkv);
-        loom_node_save(node, out);
-        loom_node_save(node, lse);
+        status = save(node, (loom_tensor *[]){qkv, out, lse}, 3);
     } else {
         free(made.document_start);
         free(made.sample);

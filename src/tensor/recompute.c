@@ -82,7 +82,7 @@ loom_status loom_recompute_call(loom_tape *tape, loom_recomputed function, void 
             collector->parameter_count > 0, y, &node);
     }
     if (!status && node) {
-        loom_node_save(node, x);
+        status = loom_node_save(node, x);
         *(recompute_state *)loom_node_state(node) = (recompute_state){function, argument, free_argument, NULL};
     } else if (free_argument) {
         free_argument(argument);

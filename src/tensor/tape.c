@@ -140,9 +140,9 @@ static loom_status node_create(loom_tape *tape, const loom_op *op, size_t state_
 
 loom_status loom_tape_record(loom_tape *tape, const loom_op *op, size_t state_bytes, loom_tensor *const *inputs,
     int input_count, loom_parameter *const *parameters, int parameter_count, loom_tensor *output, loom_node **out) {
-    if (input_count > LOOM_MAX_INPUTS)
+    if (input_count < 0 || input_count > LOOM_MAX_INPUTS)
         return loom_fail(
-            LOOM_ERR_ARGUMENT, "inputs of %s: found %d, expected at most %d", op->name, input_count, LOOM_MAX_INPUTS);
+            LOOM_ERR_ARGUMENT, "inputs of %s: found %d, expected 0 to %d", op->name, input_count, LOOM_MAX_INPUTS);
     LOOM_TRY(check_output(tape, op, output));
     *out = NULL;
     bool wanted = false;
@@ -160,6 +160,10 @@ loom_status loom_tape_record(loom_tape *tape, const loom_op *op, size_t state_by
     loom_node *node = NULL;
     LOOM_TRY(loom__tape_reserve(&tape->nodes, &tape->node_capacity, tape->node_count + 1, sizeof(loom_node *)));
     LOOM_TRY(node_create(tape, op, state_bytes, &node));
+    /* Before the output gets its number: an operation that works in place has its input as its output. */
+    node->input_count = input_count;
+    for (int i = 0; i < input_count; i++)
+        node->inputs[i] = wants_gradient(tape, inputs[i]) ? inputs[i]->value : -1;
     loom_status status = new_value(tape, output);
     for (int i = 0; i < parameter_count && !status; i++)
         if (parameters[i] && parameters[i]->grad)
@@ -172,9 +176,6 @@ loom_status loom_tape_record(loom_tape *tape, const loom_op *op, size_t state_by
     for (int64_t i = 0; i < node->parameter_count && !tape->nested; i++)
         node->parameters[i]->pending_uses++;
     node->output = output->value;
-    node->input_count = input_count;
-    for (int i = 0; i < input_count; i++)
-        node->inputs[i] = wants_gradient(tape, inputs[i]) ? inputs[i]->value : -1;
     tape->nodes[tape->node_count++] = node;
     *out = node;
     return LOOM_OK;
@@ -184,26 +185,31 @@ void *loom_node_state(loom_node *node) {
     return node->state;
 }
 
-void loom_node_save(loom_node *node, loom_tensor *tensor) {
+loom_status loom_node_save(loom_node *node, loom_tensor *tensor) {
+    if (node->saved_count == LOOM_MAX_SAVED)
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "%s saves more than the %d tensors that a node holds", node->op->name, LOOM_MAX_SAVED);
     node->saved[node->saved_count++] = tensor ? loom_tensor_retain(tensor) : NULL;
+    return LOOM_OK;
 }
 
 loom_tensor *loom_node_saved(const loom_node *node, int number) {
-    return node->saved[number];
+    return number >= 0 && number < node->saved_count ? node->saved[number] : NULL;
 }
 
 loom_tensor *loom_node_take(loom_node *node, int number) {
-    loom_tensor *tensor = node->saved[number];
-    node->saved[number] = NULL;
+    loom_tensor *tensor = loom_node_saved(node, number);
+    if (tensor)
+        node->saved[number] = NULL;
     return tensor;
 }
 
 bool loom_node_wants(const loom_node *node, int number) {
-    return node->inputs[number] >= 0;
+    return number >= 0 && number < node->input_count && node->inputs[number] >= 0;
 }
 
 loom_parameter *loom_node_parameter(const loom_node *node, int number) {
-    return number < node->parameter_count ? node->parameters[number] : NULL;
+    return number >= 0 && number < node->parameter_count ? node->parameters[number] : NULL;
 }
 
 float *loom_parameter_begin_grad(loom_parameter *parameter, bool *accumulate) {
@@ -249,11 +255,11 @@ static loom_status add_gradients(loom_tape *tape, loom_tensor *a, loom_tensor *b
 }
 
 loom_status loom_tape_give(loom_tape *tape, loom_node *node, int number, loom_tensor *gradient) {
-    int64_t value = node->inputs[number];
-    if (value < 0) {
+    if (!loom_node_wants(node, number)) {
         loom_tensor_release(gradient);
         return LOOM_OK;
     }
+    int64_t value = node->inputs[number];
     loom_tensor *present = tape->gradients[value];
     tape->gradients[value] = gradient;
     return present ? add_gradients(tape, present, gradient, &tape->gradients[value]) : LOOM_OK;
