@@ -64,21 +64,21 @@ check-code: install-check
 	@tools/check-code -j $(JOBS)
 
 sanitize: install-build ## the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@$(call configure,build-asan,-DMEGALOOM_SANITIZE=address$(,)undefined)
+	@$(call configure,build-asan,-DMEGALOOM_WERROR=ON -DMEGALOOM_SANITIZE=address$(,)undefined)
 	@cmake --build build-asan --parallel $(JOBS) --target $(UNIT)
 	@ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	    LSAN_OPTIONS=suppressions=$(LEAK_LIST):print_suppressions=0 \
 	    $(CTEST) --test-dir build-asan --no-tests=error -R '^unit\.' $(TESTS)
 
 sanitize-threads: install-build ## the tests of team, thread comm and ranks under ThreadSanitizer
-	@$(call configure,build-tsan,-DMEGALOOM_SANITIZE=thread -DMEGALOOM_MPI=OFF)
+	@$(call configure,build-tsan,-DMEGALOOM_WERROR=ON -DMEGALOOM_SANITIZE=thread -DMEGALOOM_MPI=OFF)
 	@cmake --build build-tsan --parallel $(JOBS) --target $(THREADS)
 	@TSAN_OPTIONS=second_deadlock_stack=1 \
 	    $(FIXED_ADDRESSES) $(CTEST) --test-dir build-tsan --no-tests=error \
 	    -R '^(unit\.(base|comm|runtime)|parallel\.comm)_' $(TESTS)
 
 fuzz: install-check install-build ## each reader of files for a minute of random input (FUZZ_SECONDS)
-	@$(call configure,build-fuzz,-DCMAKE_C_COMPILER=clang -DMEGALOOM_FUZZ=ON -DMEGALOOM_SANITIZE=address$(,)undefined)
+	@$(call configure,build-fuzz,-DCMAKE_C_COMPILER=clang -DMEGALOOM_FUZZ=ON -DMEGALOOM_WERROR=ON -DMEGALOOM_SANITIZE=address$(,)undefined)
 	@cmake --build build-fuzz --parallel $(JOBS) --target $(FUZZ)
 	@LSAN_OPTIONS=suppressions=$(LEAK_LIST):print_suppressions=0 tools/run-fuzzers build-fuzz $(FUZZ_SECONDS)
 
