@@ -135,7 +135,7 @@ TEST(a_fraction_for_an_integer_is_named) {
 TEST(an_integer_beyond_64_bits_is_named) {
     (void)state;
     expect_file("seed: 99999999999999999999\n", LOOM_ERR_CONFIG,
-        "run.yaml:1:7: seed: found 99999999999999999999, expected an integer >= 0");
+        "run.yaml:1:7: seed: found 99999999999999999999, expected an integer from 0 to 4294967295");
 }
 
 TEST(an_integer_below_its_range_is_named) {
@@ -147,7 +147,7 @@ TEST(an_integer_below_its_range_is_named) {
 TEST(a_number_outside_its_range_is_named) {
     (void)state;
     expect_file("model:\n  hidden_dropout: 1.0\noptim: {lr: 0.0}\n", LOOM_ERR_CONFIG,
-        "run.yaml:2:19: model.hidden_dropout: found 1, expected a number from 0 to 0.999999\n"
+        "run.yaml:2:19: model.hidden_dropout: found 1, expected a number from 0 to below 1 in fp32\n"
         "run.yaml:3:13: optim.lr: found 0, expected a number > 0");
 }
 
@@ -174,7 +174,8 @@ TEST(null_where_there_is_no_default_meaning_is_named) {
 
 TEST(a_mapping_for_a_value_is_named) {
     (void)state;
-    expect_file("seed: {a: 1}\n", LOOM_ERR_CONFIG, "run.yaml:1:7: seed: found a mapping, expected an integer >= 0");
+    expect_file("seed: {a: 1}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:7: seed: found a mapping, expected an integer from 0 to 4294967295");
 }
 
 TEST(a_value_for_a_section_is_named) {
@@ -239,6 +240,36 @@ TEST(a_blend_without_a_weight_is_named) {
         "null");
 }
 
+TEST(a_mapping_is_no_blend) {
+    (void)state;
+    static const char message[] =
+        "run.yaml:1:14: data.path: found a mapping, expected a prefix, or a list of weights > 0 "
+        "and prefixes in turn, or null";
+    expect_file("data: {path: {0.7: books, 0.3: web}}\n", LOOM_ERR_CONFIG, message);
+    expect_file("data: {path: {0.7: books}}\n", LOOM_ERR_CONFIG, message);
+    expect_file("data: {path: {}}\n", LOOM_ERR_CONFIG, message);
+    expect_file("data: {path: []}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:14: data.path: found a list, expected a prefix, or a list of weights > 0 and prefixes in turn, or "
+        "null");
+}
+
+TEST(what_would_fail_in_the_run_is_named_before_it) {
+    (void)state;
+    expect_file("seed: 5000000000\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:7: seed: found 5000000000, expected an integer from 0 to 4294967295");
+    expect_file(
+        "ranks: 5000\n", LOOM_ERR_CONFIG, "run.yaml:1:8: ranks: found 5000, expected an integer from 1 to 4096");
+    expect_file("optim: {adam_eps: 0}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:19: optim.adam_eps: found 0, expected a number > 0 in fp32");
+    expect_file("optim: {adam_eps: 1e-60}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:19: optim.adam_eps: found 1e-60, expected a number > 0 in fp32");
+    expect_file("model: {hidden_dropout: 0.99999999}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:25: model.hidden_dropout: found 0.99999999, expected a number from 0 to below 1 in fp32");
+    expect_file("strategy: {no_ddp_communication_hook: false}\n", LOOM_ERR_UNSUPPORTED,
+        "run.yaml:1:39: not supported yet: strategy.no_ddp_communication_hook=false (the PyTorch-style wrapper); only "
+        "true works");
+}
+
 TEST(an_object_cannot_come_from_a_file) {
     (void)state;
     expect_file("strategy: {accelerator: cpu}\n", LOOM_ERR_CONFIG,
@@ -251,12 +282,19 @@ TEST(model_fields_beside_hf_are_refused) {
         "run.yaml:3:15: model.num_layers: decided by model.hf; leave one of the two out");
 }
 
+TEST(the_other_architectures_default_beside_hf_is_refused) {
+    (void)state;
+    expect_file("model:\n  hf: llama-dir\n  normalization: layernorm\n  activation: gelu_tanh\n", LOOM_ERR_CONFIG,
+        "run.yaml:3:18: model.normalization: decided by model.hf; leave one of the two out\n"
+        "run.yaml:4:15: model.activation: decided by model.hf; leave one of the two out");
+}
+
 TEST(all_faults_are_reported_at_once) {
     (void)state;
     expect_file("seed: -1\nstep: 3\ntrace: maybe\n", LOOM_ERR_CONFIG,
         "run.yaml:2:1: step: unknown field; did you mean steps?\n"
         "run.yaml:3:8: trace: found \"maybe\", expected true or false\n"
-        "run.yaml:1:7: seed: found -1, expected an integer >= 0");
+        "run.yaml:1:7: seed: found -1, expected an integer from 0 to 4294967295");
 }
 
 TEST(a_thousand_faults_end_in_a_short_message) {
@@ -297,7 +335,7 @@ TEST(what_is_not_built_is_refused_by_name) {
 TEST(a_fault_outweighs_not_supported_yet) {
     (void)state;
     expect_file("seed: x\ntrace: true\n", LOOM_ERR_CONFIG,
-        "run.yaml:1:7: seed: found \"x\", expected an integer >= 0\n"
+        "run.yaml:1:7: seed: found \"x\", expected an integer from 0 to 4294967295\n"
         "run.yaml:2:8: not supported yet: trace=true (the timeline); only false works");
 }
 
@@ -360,8 +398,11 @@ int main(void) {
         cmocka_unit_test(a_field_given_twice_is_named_with_both_lines),
         cmocka_unit_test(a_section_given_twice_is_named_with_both_lines),
         cmocka_unit_test(a_blend_without_a_weight_is_named),
+        cmocka_unit_test(a_mapping_is_no_blend),
+        cmocka_unit_test(what_would_fail_in_the_run_is_named_before_it),
         cmocka_unit_test(an_object_cannot_come_from_a_file),
         cmocka_unit_test(model_fields_beside_hf_are_refused),
+        cmocka_unit_test(the_other_architectures_default_beside_hf_is_refused),
         cmocka_unit_test(all_faults_are_reported_at_once),
         cmocka_unit_test(a_thousand_faults_end_in_a_short_message),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),

@@ -105,6 +105,19 @@ TEST(what_is_printed_loads_back_equal) {
     loom_run_config_destroy(config);
 }
 
+TEST(letters_that_yaml_takes_for_something_else_survive_printing) {
+    (void)state;
+    static const char letters[] = "a\xc2\x85"
+                                  "b\xe2\x80\xa8\xe2\x80\xa9\xef\xbb\xbf"
+                                  "c\xc2\x80\xc2\x9f\xef\xbf\xbe\xef\xbf\xbf\xc3\xa9\x7f\t\n\"\\";
+    loom_run_config config = loom_run_config_default(), *again = NULL;
+    config.output = letters;
+    if (loom_run_config_print(&config, reload, &again) != LOOM_OK)
+        fail_msg("%s", loom_error_message());
+    assert_string_equal(again->output, letters);
+    loom_run_config_destroy(again);
+}
+
 TEST(values_arrive_in_the_structs) {
     (void)state;
     loom_run_config *config = load(rich);
@@ -240,7 +253,7 @@ TEST(too_few_query_groups_are_named_with_legal_sizes) {
     (void)state;
     const char *const overrides[] = {"model.num_query_groups=2", "strategy.tensor_model_parallel_size=8"};
     check_gives(overrides, 2, 8, LOOM_ERR_CONFIG,
-        "tensor_model_parallel_size 8 does not divide num_query_groups 2: legal tensor sizes are 1, 2; with "
+        "strategy.tensor_model_parallel_size 8 does not divide num_query_groups 2: legal tensor sizes are 1, 2; with "
         "replicate_query_groups also those of 1, 2, 4, 8");
     const char *const replicated[] = {overrides[0], overrides[1], "model.replicate_query_groups=true"};
     check_gives(replicated, 3, 8, LOOM_OK, "");
@@ -268,7 +281,8 @@ TEST(sequence_parallel_needs_tensor_ranks_and_a_length_that_divides) {
     const char *const odd[] = {
         "strategy.sequence_parallel=true", "strategy.tensor_model_parallel_size=4", "model.seq_length=30"};
     check_gives(odd, 3, 4, LOOM_ERR_CONFIG,
-        "seq_length 30 is not divisible by tensor_model_parallel_size 4, as sequence_parallel asks: the nearest legal "
+        "model.seq_length 30 is not divisible by tensor_model_parallel_size 4, as sequence_parallel asks: the nearest "
+        "legal "
         "lengths are 28 and 32");
 }
 
@@ -277,8 +291,30 @@ TEST(a_world_that_does_not_fit_is_refused) {
     const char *const overrides[] = {"strategy.tensor_model_parallel_size=2"};
     loom_run_config *config = load_with(sound, overrides, 1);
     assert_int_equal(loom_run_config_check(config, 3), LOOM_ERR_CONFIG);
-    assert_non_null(strstr(loom_error_message(), "tensor_model_parallel_size 2"));
+    assert_non_null(strstr(loom_error_message(), "strategy.tensor_model_parallel_size 2"));
     assert_non_null(strstr(loom_error_message(), "3"));
+    loom_run_config_destroy(config);
+}
+
+TEST(data_that_would_fail_when_opened_is_refused_before) {
+    (void)state;
+    const char *const split[] = {"data.split=abc"};
+    check_gives(split, 1, 1, LOOM_ERR_CONFIG,
+        "data.split is 'abc': a share is no plain number, expected up to three shares of train, valid and test, such "
+        "as "
+        "98,1,1");
+    const char *const blend[] = {"data.kind=gpt", "data.path=[1, a, 2, b]"};
+    check_gives(
+        blend, 2, 1, LOOM_ERR_UNSUPPORTED, "not supported yet: data.path with 2 datasets (blending); give one prefix");
+}
+
+TEST(an_architecture_that_is_not_built_is_named_once) {
+    (void)state;
+    loom_run_config *config = load_with(sound, NULL, 0);
+    config->model.config.architecture = "mixtral";
+    assert_int_equal(loom_run_config_check(config, 1), LOOM_ERR_UNSUPPORTED);
+    assert_string_equal(loom_error_message(),
+        "not supported yet: model.architecture=mixtral (the architecture); what works: gpt2, llama");
     loom_run_config_destroy(config);
 }
 
@@ -404,6 +440,7 @@ int main(void) {
         cmocka_unit_test(every_field_has_a_default_its_own_reader_accepts),
         cmocka_unit_test(the_defaults_file_loads_back_equal),
         cmocka_unit_test(what_is_printed_loads_back_equal),
+        cmocka_unit_test(letters_that_yaml_takes_for_something_else_survive_printing),
         cmocka_unit_test(values_arrive_in_the_structs),
         cmocka_unit_test(one_prefix_is_a_blend_of_one),
         cmocka_unit_test(architectures_bring_their_own_defaults),
@@ -417,6 +454,8 @@ int main(void) {
         cmocka_unit_test(a_batch_that_does_not_divide_names_the_nearest),
         cmocka_unit_test(sequence_parallel_needs_tensor_ranks_and_a_length_that_divides),
         cmocka_unit_test(a_world_that_does_not_fit_is_refused),
+        cmocka_unit_test(data_that_would_fail_when_opened_is_refused_before),
+        cmocka_unit_test(an_architecture_that_is_not_built_is_named_once),
         cmocka_unit_test(missing_required_fields_are_all_named),
         cmocka_unit_test(schedule_fields_are_checked_together),
         cmocka_unit_test(structs_made_in_code_are_checked_in_the_same_words),

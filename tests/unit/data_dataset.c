@@ -373,6 +373,21 @@ static void note(void *context, int64_t documents, int64_t done, int64_t total) 
     *seen = (progress){seen->calls + 1, documents, done, total};
 }
 
+static void mock_samples_beyond_the_last_are_refused(void **state) {
+    (void)state;
+    loom_dataset set;
+    int64_t tokens[3], labels[3], positions[3];
+    float mask[3];
+    const loom_sample_row row = {.tokens = tokens, .labels = labels, .loss_mask = mask, .position_ids = positions};
+    assert_int_equal(loom_mock_dataset_create(3, 10, 1, 2, &set), LOOM_OK);
+    assert_int_equal(set.get(set.context, 1, &row), LOOM_OK);
+    assert_int_equal(set.get(set.context, 2, &row), LOOM_ERR_ARGUMENT);
+    assert_string_equal(loom_error_message(), "mock dataset: sample 2 asked, there are 2");
+    assert_int_equal(set.get(set.context, -1, &row), LOOM_OK);
+    assert_true(mask[0] == 0);
+    loom_dataset_destroy(&set);
+}
+
 static void texts_become_documents(void **state) {
     (void)state;
     scratch folder = scratch_make();
@@ -479,6 +494,7 @@ int main(void) {
         cmocka_unit_test(fixed_tokens_are_replayed_in_order),
         cmocka_unit_test(fixed_tokens_of_another_form_are_refused),
         cmocka_unit_test(mock_samples_are_walks_that_depend_on_seed_and_number_alone),
+        cmocka_unit_test(mock_samples_beyond_the_last_are_refused),
         cmocka_unit_test(texts_become_documents),
         cmocka_unit_test(missing_or_textless_inputs_leave_nothing),
         cmocka_unit_test(links_in_a_loop_end_with_an_error),

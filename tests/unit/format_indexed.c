@@ -331,6 +331,50 @@ static void a_writer_that_cannot_write_says_where(void **state) {
     assert_int_equal(loom_indexed_writer_create("set", LOOM_BF16, false, &writer), LOOM_ERR_ARGUMENT);
 }
 
+static void after_a_failed_write_nothing_is_published(void **state) {
+    (void)state;
+    enum { COUNT = 400000, ROOM = 1000 };
+    scratch folder = scratch_make();
+    static int64_t tokens[COUNT];
+    loom_indexed_writer *writer;
+    loom_indexed *set;
+    assert_int_equal(loom_indexed_writer_create(scratch_file(&folder, "set"), LOOM_U8, false, &writer), LOOM_OK);
+    scratch_limit(ROOM);
+    loom_status status = loom_indexed_writer_add_tokens(writer, tokens, COUNT, 0);
+    scratch_limit(0);
+    assert_int_equal(status, LOOM_ERR_IO);
+    assert_non_null(strstr(loom_error_message(), "set.bin.tmp: writing failed"));
+    assert_int_equal(loom_indexed_writer_add_tokens(writer, tokens, 1, 0), LOOM_ERR_IO);
+    assert_non_null(strstr(loom_error_message(), "set.bin.tmp: an earlier write failed"));
+    (void)loom_indexed_writer_end_document(writer);
+    assert_int_equal(loom_indexed_writer_finish(writer), LOOM_ERR_IO);
+    assert_int_equal(loom_indexed_writer_finish(writer), LOOM_ERR_IO);
+    assert_int_equal(loom_indexed_open(scratch_file(&folder, "set"), &set), LOOM_ERR_NOT_FOUND);
+    loom_indexed_writer_destroy(writer);
+    assert_int_equal(rmdir(folder.path), 0);
+}
+
+static void a_failed_finish_cannot_be_repeated(void **state) {
+    (void)state;
+    scratch folder = scratch_make();
+    static int64_t tokens[3000];
+    loom_indexed_writer *writer;
+    loom_indexed *set;
+    assert_int_equal(loom_indexed_writer_create(scratch_file(&folder, "set"), LOOM_U8, false, &writer), LOOM_OK);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(loom_indexed_writer_add_tokens(writer, tokens, 1, 0), LOOM_OK);
+    assert_int_equal(loom_indexed_writer_end_document(writer), LOOM_OK);
+    scratch_limit(200); /* the .bin fits, the .idx does not */
+    loom_status status = loom_indexed_writer_finish(writer);
+    scratch_limit(0);
+    assert_int_equal(status, LOOM_ERR_IO);
+    assert_int_equal(loom_indexed_writer_finish(writer), LOOM_ERR_IO);
+    assert_non_null(strstr(loom_error_message(), "set.idx.tmp: an earlier write failed"));
+    assert_int_equal(loom_indexed_open(scratch_file(&folder, "set"), &set), LOOM_ERR_NOT_FOUND);
+    loom_indexed_writer_destroy(writer);
+    assert_int_equal(rmdir(folder.path), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_good_pair_opens),
@@ -354,6 +398,8 @@ int main(void) {
         cmocka_unit_test(id_69999_round_trips_in_32_bits),
         cmocka_unit_test(a_stopped_writer_leaves_no_pair),
         cmocka_unit_test(a_writer_that_cannot_write_says_where),
+        cmocka_unit_test(after_a_failed_write_nothing_is_published),
+        cmocka_unit_test(a_failed_finish_cannot_be_repeated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

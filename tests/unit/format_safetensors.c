@@ -2,6 +2,7 @@
 #include "format/safetensors.h"
 #include "unit/format_scratch.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -338,6 +339,89 @@ static void an_unfinished_file_leaves_the_old_one(void **state) {
     scratch_remove(&folder);
 }
 
+static void after_a_failed_write_nothing_is_published(void **state) {
+    (void)state;
+    enum { COUNT = 300000, ROOM = 1000 };
+    scratch folder = scratch_make();
+    static unsigned char bytes[COUNT];
+    const int64_t shape[1] = {COUNT};
+    loom_safetensors_writer *writer;
+    assert_int_equal(loom_safetensors_writer_create(scratch_file(&folder, "x"), &writer), LOOM_OK);
+    assert_int_equal(loom_safetensors_writer_add(writer, "a", LOOM_U8, 1, shape), LOOM_OK);
+    scratch_limit(ROOM);
+    loom_status status = loom_safetensors_writer_write(writer, bytes, COUNT);
+    scratch_limit(0);
+    assert_int_equal(status, LOOM_ERR_IO);
+    assert_int_equal(loom_safetensors_writer_write(writer, bytes, COUNT), LOOM_ERR_IO);
+    assert_non_null(strstr(loom_error_message(), "x.tmp: an earlier write failed"));
+    assert_int_not_equal(loom_safetensors_writer_finish(writer), LOOM_OK);
+    loom_safetensors_writer_destroy(writer);
+    assert_int_equal(rmdir(folder.path), 0);
+}
+
+static int allocations_left;
+
+static void *few_allocations(size_t bytes) {
+    return allocations_left-- > 0 ? malloc(bytes) : NULL;
+}
+
+static void out_of_memory_is_no_wrong_shape_and_no_bad_name(void **state) {
+    (void)state;
+    scratch folder = scratch_make();
+    const int64_t shape[3] = {1, 2, 3};
+    int refused = 0;
+    for (int allowed = 0;; allowed++) {
+        loom_safetensors_writer *writer;
+        loom_safetensors *file;
+        const loom_safetensors_tensor *tensor;
+        assert_int_equal(loom_safetensors_writer_create(scratch_file(&folder, "x"), &writer), LOOM_OK);
+        allocations_left = allowed;
+        json_set_alloc_funcs(few_allocations, free);
+        loom_status meta = loom_safetensors_writer_metadata(writer, "key", "value");
+        loom_status add = loom_safetensors_writer_add(writer, "tensor", LOOM_U8, 3, shape);
+        json_set_alloc_funcs(malloc, free);
+        assert_true(meta == LOOM_OK || meta == LOOM_ERR_MEMORY);
+        assert_true(add == LOOM_OK || add == LOOM_ERR_MEMORY);
+        if (add == LOOM_OK) {
+            assert_int_equal(loom_safetensors_writer_write(writer, "abcdef", 6), LOOM_OK);
+            assert_int_equal(loom_safetensors_writer_finish(writer), LOOM_OK);
+            if (loom_safetensors_open(scratch_file(&folder, "x"), &file) != LOOM_OK)
+                fail_msg("%d allocations: %s", allowed, loom_error_message());
+            assert_int_equal(loom_safetensors_find(file, "tensor", &tensor), LOOM_OK);
+            assert_int_equal(tensor->dims, 3);
+            loom_safetensors_close(file);
+        }
+        loom_safetensors_writer_destroy(writer);
+        refused += add != LOOM_OK;
+        if (add == LOOM_OK && meta == LOOM_OK)
+            break;
+    }
+    assert_in_range(refused, 5, 100);
+    scratch_remove(&folder);
+}
+
+static void texts_that_are_no_utf8_are_refused_by_that_name(void **state) {
+    (void)state;
+    static const char *const bad[] = {"\xff", "\x80", "a\xc3", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80",
+        "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "\xf8\x88\x80\x80\x80", "\xe2\x82"};
+    static const char *const good_names[] = {
+        "\x7f", "\xc2\x80", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"};
+    scratch folder = scratch_make();
+    loom_safetensors_writer *writer;
+    const int64_t shape[1] = {0};
+    assert_int_equal(loom_safetensors_writer_create(scratch_file(&folder, "x"), &writer), LOOM_OK);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(loom_safetensors_writer_add(writer, bad[i], LOOM_U8, 1, shape), LOOM_ERR_ARGUMENT);
+        assert_non_null(strstr(loom_error_message(), "UTF-8"));
+        assert_int_equal(loom_safetensors_writer_metadata(writer, "key", bad[i]), LOOM_ERR_ARGUMENT);
+        assert_int_equal(loom_safetensors_writer_metadata(writer, bad[i], "value"), LOOM_ERR_ARGUMENT);
+    }
+    for (size_t i = 0; i < sizeof good_names / sizeof *good_names; i++)
+        assert_int_equal(loom_safetensors_writer_add(writer, good_names[i], LOOM_U8, 1, shape), LOOM_OK);
+    loom_safetensors_writer_destroy(writer);
+    scratch_remove(&folder);
+}
+
 static void sizes_that_overflow_are_not_written(void **state) {
     (void)state;
     scratch folder = scratch_make();
@@ -468,6 +552,9 @@ int main(void) {
         cmocka_unit_test(every_flipped_byte_opens_or_is_refused),
         cmocka_unit_test(what_is_written_is_read_back),
         cmocka_unit_test(an_unfinished_file_leaves_the_old_one),
+        cmocka_unit_test(after_a_failed_write_nothing_is_published),
+        cmocka_unit_test(out_of_memory_is_no_wrong_shape_and_no_bad_name),
+        cmocka_unit_test(texts_that_are_no_utf8_are_refused_by_that_name),
         cmocka_unit_test(sizes_that_overflow_are_not_written),
         cmocka_unit_test(a_set_of_shards_opens_as_one),
         cmocka_unit_test(an_index_that_disagrees_with_its_shards_is_refused),

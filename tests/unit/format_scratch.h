@@ -3,9 +3,11 @@
 #define UNIT_FORMAT_SCRATCH_H
 
 #include <ftw.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,6 +43,17 @@ static inline const char *scratch_write(const scratch *folder, const char *name,
 static inline long scratch_size(const scratch *folder, const char *name) {
     struct stat status;
     return stat(scratch_file(folder, name), &status) == 0 ? (long)status.st_size : -1;
+}
+
+/* From now on no file may grow beyond `bytes`, as on a full disk; 0 lifts that. */
+static inline void scratch_limit(size_t bytes) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0)
+        abort();
+    limit.rlim_cur = bytes ? bytes : limit.rlim_max;
+    signal(SIGXFSZ, SIG_IGN);
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0)
+        abort();
 }
 
 static inline int scratch_remove_entry(const char *path, const struct stat *status, int type, struct FTW *place) {

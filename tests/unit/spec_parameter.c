@@ -211,6 +211,31 @@ TEST(illegal_tensor_sizes_name_the_legal_ones) {
         "tensor_model_parallel_size 4 does not divide ffn_hidden_size 50: legal tensor sizes are 1, 2");
 }
 
+TEST(a_list_of_legal_sizes_that_is_cut_says_so) {
+    (void)state;
+    loom_model_config config = small(false);
+    config.num_attention_heads = config.num_query_groups = config.hidden_size = config.ffn_hidden_size = 55440;
+    config.kv_channels = 1;
+    assert_int_equal(loom__model_config_complete(&config, 17, false), LOOM_ERR_CONFIG);
+    const char *end = strchr(loom_error_message(), '\n');
+    assert_non_null(end);
+    assert_non_null(strstr(loom_error_message(), "legal tensor sizes are 1, 2, 3, 4, 5, 6, "));
+    assert_memory_equal(end - 5, ", …", 5);
+    config.num_attention_heads = config.num_query_groups = 16;
+    assert_int_equal(loom__model_config_complete(&config, 17, false), LOOM_ERR_CONFIG);
+    assert_null(strstr(loom_error_message(), "…"));
+}
+
+TEST(dropout_that_is_1_in_fp32_is_refused) {
+    (void)state;
+    loom_model_config config = small(false);
+    config.hidden_dropout = 0.99999999;
+    refused(config, 1, false, "hidden_dropout: found 0.99999999, expected a number from 0 to below 1 in fp32");
+    config.hidden_dropout = 0;
+    config.layernorm_epsilon = 1e-60;
+    refused(config, 1, false, "layernorm_epsilon: found 1e-60, expected a number > 0 in fp32");
+}
+
 TEST(a_vocabulary_that_is_given_padded_must_divide) {
     (void)state;
     loom_model_config config = small(true);
@@ -287,6 +312,8 @@ int main(void) {
         cmocka_unit_test(initial_values_and_decay_follow_the_kind),
         cmocka_unit_test(an_untied_llama_ends_with_its_head),
         cmocka_unit_test(illegal_tensor_sizes_name_the_legal_ones),
+        cmocka_unit_test(a_list_of_legal_sizes_that_is_cut_says_so),
+        cmocka_unit_test(dropout_that_is_1_in_fp32_is_refused),
         cmocka_unit_test(a_vocabulary_that_is_given_padded_must_divide),
         cmocka_unit_test(sequence_lengths_must_divide_and_fit_the_positions),
         cmocka_unit_test(head_sizes_must_divide),
