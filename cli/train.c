@@ -55,7 +55,16 @@ static loom_status open_gpt(training *t) {
         return LOOM_OK;
     wanted.which = LOOM_SPLIT_VALID;
     wanted.samples = -1;
-    return loom_gpt_dataset_create(t->indexed, &wanted, &t->valid_set);
+    loom_status status = loom_gpt_dataset_create(t->indexed, &wanted, &t->valid_set);
+    if (!status && t->valid_set.length < t->global_batch_size)
+        status = loom_fail(LOOM_ERR_CONFIG,
+            "its share of the %lld documents has %lld samples, fewer than one global batch of %lld",
+            (long long)loom_indexed_documents(t->indexed), (long long)t->valid_set.length,
+            (long long)t->global_batch_size);
+    return status ? loom_fail_context(status,
+                        "validation data (data.split \"%s\"; give a larger share, or set validation.every=0): ",
+                        data->split)
+                  : LOOM_OK;
 }
 
 static loom_status open_data(training *t) {
@@ -67,8 +76,6 @@ static loom_status open_data(training *t) {
             config->data.micro_batch_size * loom_layout_data_parallel_size(loom_fabric_layout(t->fabric));
     if (strcmp(kind, "gpt") == 0)
         return open_gpt(t);
-    if (config->validation.every > 0)
-        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: validation with data.kind %s", kind);
     int64_t samples;
     LOOM_TRY(training_samples(t, &samples));
     if (strcmp(kind, "mock") == 0)
@@ -115,7 +122,7 @@ static loom_status open_reports(training *t) {
     return loom_progress_create(stdout, terminal, config->steps, config->log.every, &t->progress);
 }
 
-static loom_status validate(training *t, double *loss) {
+static loom_status validate(training *t, int64_t step, double *loss) {
     double sum = 0, tokens = 0;
     /* The same batches every time, so that two validations can be compared. */
     LOOM_TRY(loom_batches_reset(t->valid_batches));
@@ -127,7 +134,7 @@ static loom_status validate(training *t, double *loss) {
     }
     *loss = tokens > 0 ? sum / tokens : NAN;
     if (t->progress)
-        loom_progress_note(t->progress, "validation loss %.4f", *loss);
+        loom_progress_note(t->progress, "validation loss %.4f after step %lld", *loss, (long long)step);
     return LOOM_OK;
 }
 
@@ -160,7 +167,7 @@ static loom_status train_step(training *t, int64_t step) {
         loom_progress_step(t->progress, &report);
     int64_t every = t->config->validation.every;
     if (t->valid_batches && (step % every == 0 || step == t->config->steps))
-        LOOM_TRY(validate(t, &report.validation_loss));
+        LOOM_TRY(validate(t, step, &report.validation_loss));
     return t->metrics ? loom_metrics_write(t->metrics, &report) : LOOM_OK;
 }
 
@@ -198,10 +205,14 @@ static loom_status train(loom_rank *rank, void *argument) {
         loom_progress_note(t.progress, "%d rank%s of %d thread%s, GEMM rate %.1f GFLOP/s, %.3g GFLOP a token", ranks,
             ranks == 1 ? "" : "s", threads, threads == 1 ? "" : "s", t.gemm_rate * 1e-9, t.flops_per_token * 1e-9);
     }
+    double start = now();
     for (int64_t step = 1; !status && step <= t.config->steps; step++)
         status = train_step(&t, step);
     if (!status && t.progress)
-        loom_progress_note(t.progress, "metrics: %s/metrics.jsonl", t.config->output);
+        loom_progress_note(t.progress,
+            "%lld step%s in %.0f s; metrics: %s/metrics.jsonl (weights are not kept: checkpoints are not supported "
+            "yet)",
+            (long long)t.config->steps, t.config->steps == 1 ? "" : "s", now() - start, t.config->output);
     tear_down(&t);
     return status;
 }

@@ -50,7 +50,7 @@ typedef struct loom_step {
     int64_t num_microbatches;
     bool stop;                /* set by a callback: the loop should end (ramp-up has just changed the batch size) */
     int64_t microbatch;       /* of the microbatch events */
-    const loom_batch *batch;  /* of the microbatch events; NULL at MICROBATCH_START's end of data */
+    const loom_batch *batch;  /* of the microbatch events; else NULL */
     double loss_sum, tokens;  /* so far on this rank; over the whole group at REDUCE_MICROBATCHES_END */
     double loss;              /* from REDUCE_MICROBATCHES_END on */
     int64_t consumed_samples; /* at STEP_END: over all data-parallel ranks, this step included */
@@ -71,6 +71,8 @@ LOOM_API void loom_callbacks_destroy(loom_callbacks *callbacks); /* NULL is acce
 LOOM_API loom_status loom_callbacks_add(loom_callbacks *callbacks, const loom_callback *callback);
 /* Adds all of `other` behind those of `callbacks`. */
 LOOM_API loom_status loom_callbacks_merge(loom_callbacks *callbacks, const loom_callbacks *other);
+/* Takes out every callback with that context. */
+LOOM_API void loom_callbacks_remove(loom_callbacks *callbacks, const void *context);
 LOOM_API int64_t loom_callbacks_count(const loom_callbacks *callbacks);
 /* Calls the event's functions in order; the first error ends it and is returned, with the event's name before its
  * message. */

@@ -2,12 +2,12 @@
  *
  * A loom_comm is one rank's handle of a group. All collectives below are collective over the group: every member calls
  * them in the same order with the same count, dtype and operation. They behave the same on every backend (self,
- * threads, MPI), bit for bit:
+ * threads, MPI), bit for bit.
  *
- *   reduce: element i = x0[i] + x1[i] + … in group-rank order, with an fp32 accumulator for F32 and BF16 (double for
+ * Reduction: element i = x0[i] + x1[i] + … in group-rank order, with an fp32 accumulator for F32 and BF16 (double for
  * F64, int64 for I64). Groups of more than LOOM_REDUCE_BLOCK members are summed in consecutive blocks of that many
- * members, then the block sums in order. The result does not depend on chunking, offset, bucket or backend. all_reduce
- * = reduce_scatter, then all_gather.
+ * members, then the block sums in order. The result does not depend on chunking, offset, bucket or backend. An
+ * all_reduce is a reduce_scatter and an all_gather.
  *
  * A finished operation means: my output is ready and nobody reads my input any more. Buffers are borrowed until then; a
  * list of counts only for the call. Buffers may be NULL where nothing is to be read or written. An input and an output
@@ -15,10 +15,15 @@
  *
  * Errors. Every wait ends with an error when the world is aborted or its timeout passes (never for ever). The message
  * says which operation of which group it was, who has not come, and what that rank finished last and does now. Once a
- * rank's communication has failed the run is over: every later start and wait of the rank returns the same error.
+ * rank's communication has failed the run is over: every later start, and every wait for an unfinished operation,
+ * returns the same error (an operation that had finished stays good).
  * LOOM_ERR_TIMEOUT: this rank's wait took too long. LOOM_ERR_COMM: members disagree about the operation, or one has
  * died. LOOM_ERR_ABORTED: another rank failed. LOOM_ERR_ARGUMENT and LOOM_ERR_UNSUPPORTED come from the start, which
  * then has started nothing.
+ *
+ * After a failed wait or a cancel on thread ranks the buffers are the caller's again. MPI cannot promise that: a
+ * message may still come into them whenever the process calls MPI. Under MPI the memory of an unfinished operation must
+ * not be freed or used again before MPI_Finalize has returned.
  *
  * Threads. A group belongs to the rank's own thread; no other may use it. */
 #ifndef MEGALOOM_COMM_H
@@ -75,11 +80,11 @@ LOOM_API loom_status loom_receive_start(
 /* Waits for the request, frees it, returns its status. NULL is finished already. */
 LOOM_API loom_status loom_wait(loom_request *request);
 /* For cleaning up after an error: gives the request up and frees it. If it had not finished, the run ends with the
- * status `why` and this thread's error message. Afterwards the buffers are the caller's again, as after loom_wait. NULL
- * is accepted. */
+ * status `why` and this thread's error message, and the buffers are as after a failed wait (see the top). NULL is
+ * accepted. */
 LOOM_API void loom_cancel(loom_request *request, loom_status why);
 /* Moves all outstanding operations of the rank on; *done tells whether this one has finished (loom_wait still frees
- * it). */
+ * it). Has no time limit of its own: who polls for long ends with loom_wait, which does. */
 LOOM_API loom_status loom_test(loom_request *request, bool *done);
 
 /* Blocking forms. */
@@ -101,8 +106,8 @@ LOOM_API loom_status loom_receive(loom_comm *comm, void *buffer, int64_t count, 
 LOOM_API loom_status loom_barrier(loom_comm *comm);
 
 /* Fail together: every member gives its own status. LOOM_OK when all are good. Otherwise a member whose own status was
- * bad gets it back with its message, and the others get LOOM_ERR_ABORTED with the message of the lowest failing member.
- * The run goes on: it is the caller who returns the error. */
+ * bad gets it back with its message, and the others get LOOM_ERR_ABORTED with the message of the lowest failing member
+ * (its first 2047 bytes). The run goes on: it is the caller who returns the error. */
 LOOM_API loom_status loom_agree(loom_comm *comm, loom_status mine);
 
 #ifdef __cplusplus

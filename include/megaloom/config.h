@@ -10,8 +10,8 @@
  * may be called without ranks.
  *
  * Checks report every fault at once, one a line, each with the field (a field's own faults while loading also with
- * their place in the file), what was found, what is expected and the nearest legal values: LOOM_ERR_CONFIG, or LOOM_ERR_UNSUPPORTED when the only faults are values whose
- * part is not built yet ("not supported yet: …"). */
+ * their place in the file), what was found, what is expected and the nearest legal values: LOOM_ERR_CONFIG, or
+ * LOOM_ERR_UNSUPPORTED when the only faults are values whose part is not built yet ("not supported yet: …"). */
 #ifndef MEGALOOM_CONFIG_H
 #define MEGALOOM_CONFIG_H
 

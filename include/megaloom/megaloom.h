@@ -1,5 +1,15 @@
 /* Megaloom: Megatron-style model parallelism inside your own training loop. This header brings in the whole public API;
- * each of those below can be included alone. Start reading at strategy.h, then rank.h. */
+ * each of those below can be included alone. In the order in which one meets them:
+ *
+ *   status, types      how a function fails; element types
+ *   rank               loom_run_local, loom_run_mpi: a function on n ranks
+ *   strategy           the fabric, setting up, steps: the training loop's side. config, model: what it is given
+ *   data               datasets, samplers, loaders, batches
+ *   optim, callbacks   the optimizer; the eight events of a step
+ *   module, tensor     bringing one's own model and operations
+ *   comm, layout       groups and collectives; who is in which group
+ *   kernels, team      the mathematics on raw arrays; compute threads
+ *   safetensors, report  files; progress line and metrics */
 #ifndef MEGALOOM_MEGALOOM_H
 #define MEGALOOM_MEGALOOM_H
 

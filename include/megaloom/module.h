@@ -33,7 +33,8 @@ typedef struct loom_module {
     void *context;
     /* Makes this rank's parameters (shapes were known before). Collective over the tensor group. May be called once. */
     loom_status (*materialize)(void *context, const loom_module_environment *environment);
-    /* The parameters of this rank in model order, borrowed; after materialize. */
+    /* The parameters of this rank in model order, borrowed; after materialize. Over the tensor group each must be owned
+     * by somebody (loom_parameter.owned), or it would not count in the norm: then setup_module refuses it. */
     loom_status (*parameters)(void *context, loom_parameter *const **parameters, int64_t *count);
     /* The last stage gives token losses [s, b] (not masked, not averaged), others activations. */
     loom_status (*forward)(void *context, loom_tape *tape, const loom_forward *forward, loom_tensor **output);

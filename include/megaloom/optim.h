@@ -44,9 +44,6 @@ typedef struct loom_optimizer_outcome {
  * moments and the number of steps are then unchanged. outcome may be NULL. */
 LOOM_API loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcome *outcome);
 
-/* NULL is accepted. Not collective. The parameters live on. */
-LOOM_API void loom_optimizer_destroy(loom_optimizer *optimizer);
-
 #ifdef __cplusplus
 }
 #endif

@@ -41,12 +41,12 @@ LOOM_API loom_status loom_run_local(
     int n, loom_rank_function function, void *argument, const loom_run_options *options);
 /* Initialises MPI when nobody has (with MPI_THREAD_FUNNELED), runs function on this process as one rank of
  * MPI_COMM_WORLD, and finalises what it initialised. To be called by all processes, once in the life of a process, from
- * its main thread. A failure is logged as an error, once a machine. When all ranks come back with a status soon (they
- * failed together), that status is returned, LOOM_ERR_ABORTED for the ranks that were good; else the run is ended with
- * MPI_Abort after the message was logged, unless the caller had initialised MPI, who then only gets the error. While it
- * runs, SIGTERM (which mpirun sends when a process has died) writes what each rank of the machine was doing to stderr
- * before the process ends; a caller with a SIGTERM handler of its own keeps that instead. LOOM_ERR_UNSUPPORTED in a
- * build without MPI. options may be NULL. */
+ * its main thread. A failure is logged as an error, once a machine; a rank that cannot start fails all, and is logged
+ * once. When all ranks come back with a status soon (they failed together), that status is returned, LOOM_ERR_ABORTED
+ * for the ranks that were good; else the run is ended with MPI_Abort after the message was logged, unless the caller
+ * had initialised MPI, who then only gets the error. While it runs, SIGTERM (which mpirun sends when a process has
+ * died) writes what each rank of the machine was doing to stderr before the process ends; a caller with a SIGTERM
+ * handler of its own keeps that instead. LOOM_ERR_UNSUPPORTED in a build without MPI. options may be NULL. */
 LOOM_API loom_status loom_run_mpi(loom_rank_function function, void *argument, const loom_run_options *options);
 /* True when this process was started by an MPI launcher (mpirun, mpiexec, srun with PMI); its number of processes in
  * *size (may be NULL). */
@@ -62,12 +62,10 @@ LOOM_API const loom_kernels *loom_rank_kernels(const loom_rank *rank);
 /* One line through the run's log callback. */
 LOOM_API void loom_rank_log(loom_rank *rank, loom_log_level level, const char *format, ...) LOOM_PRINTF(3, 4);
 
-/* What the rank does now ("reading a batch"), for the messages about ranks that do not come; cut after 63 bytes. NULL
- * or
- * "" when it is over. Costs a few stores. */
+/* What the rank does now ("reading a batch"), for the messages about ranks that do not come; NULL or "" when it is
+ * over. Cut after 63 bytes. Costs a few stores. */
 LOOM_API void loom_rank_note(loom_rank *rank, const char *text);
-/* Writes the rank's last operations (up to 64, oldest first: name, number, group, bytes, state, age) through the log.
- */
+/* Writes the rank's last operations through the log: up to 64, oldest first; name, number, group, bytes, state, age. */
 LOOM_API void loom_rank_dump(loom_rank *rank, loom_log_level level);
 
 /* A group of the given global ranks, in that order, which must contain the caller; members are the only callers, and
@@ -76,6 +74,8 @@ LOOM_API void loom_rank_dump(loom_rank *rank, loom_log_level level);
  * loom_group_destroy. */
 LOOM_API loom_status loom_group_create(
     loom_rank *rank, const char *name, const int *ranks, int count, loom_comm **comm);
+/* Collective over the members, in the same order as the group's other calls; with no operation of the group open. NULL
+ * is accepted, and the world, which stays until its rank ends. */
 LOOM_API void loom_group_destroy(loom_comm *comm);
 
 #ifdef __cplusplus

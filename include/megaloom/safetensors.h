@@ -65,8 +65,8 @@ LOOM_API loom_status loom_safetensors_read_i64(
 
 /* Writing: create, describe all tensors, then give the data in the order of the descriptions in pieces of any size,
  * then finish. Everything goes to `path`.tmp, which finish flushes to disk and renames: `path` is either the old file
- * or the whole new one. After a call that failed with LOOM_ERR_IO every later one fails too: what the file holds is then
- * unknown. */
+ * or the whole new one. After a call that failed with LOOM_ERR_IO every later one fails too: what the file holds is
+ * then unknown. */
 typedef struct loom_safetensors_writer loom_safetensors_writer;
 
 LOOM_API loom_status loom_safetensors_writer_create(const char *path, loom_safetensors_writer **writer);

@@ -5,7 +5,9 @@
  *         → loop { loom_parallel_training_step; loom_optimizer_step }
  *
  * Every rank of the world runs the same calls. Names are those of NeMo's FabricMegatronStrategy and MegatronParallel.
- * Objects made from a fabric must be destroyed before it. All calls are collective over the world unless they say not.
+ * Objects made from a fabric must be destroyed before it, also on the way out of an error: parallel and batches first,
+ * then the fabric (destroying a parallel destroys its module and its optimizer). Functions that make, set up, launch or
+ * step are collective over the world unless they say not; accessors, resets and destroys are not collective.
  */
 #ifndef MEGALOOM_STRATEGY_H
 #define MEGALOOM_STRATEGY_H
@@ -43,13 +45,14 @@ LOOM_API const loom_accelerator *loom_accelerator_cpu(void);
 
 /* Who started the ranks, and where they are. */
 typedef struct loom_cluster_environment {
-    const char *name; /* "threads", "mpi", … */
+    const char *name; /* "rank" for the default, "slurm", … */
     void *context;
     bool (*creates_processes_externally)(void *context, loom_rank *rank);
     int (*world_size)(void *context, loom_rank *rank);
     int (*global_rank)(void *context, loom_rank *rank);
     int (*local_rank)(void *context, loom_rank *rank);
     int (*node_rank)(void *context, loom_rank *rank);
+    /* Where processes meet that nobody else brings together; NULL and 0 where a launcher did. */
     const char *(*main_address)(void *context, loom_rank *rank);
     int (*main_port)(void *context, loom_rank *rank);
 } loom_cluster_environment;
@@ -74,7 +77,8 @@ LOOM_API const loom_precision_plugin *loom_precision_plugin_fp32(void);
 typedef struct loom_loss_reduction {
     void *context;
     /* Adds this microbatch's weighted losses to *sum and its weights to *weight; d_losses (not NULL in training) [s, b]
-     * gets weight * seed. losses [s, b]. Not collective. */
+     * gets weight * seed. losses [s, b]. seed is 1 / (expected tokens of the global batch), and the optimizer
+     * multiplies by expected / Σ weight: so only the proportions of the weights matter. Not collective. */
     loom_status (*forward)(void *context, const loom_batch *batch, const loom_tensor *losses, float seed, double *sum,
         double *weight, loom_tensor *d_losses);
     /* Over all microbatches and the data-parallel (times context-parallel) group: *sum and *weight become the group's,
@@ -98,7 +102,8 @@ LOOM_API void loom_fabric_destroy(loom_fabric *fabric); /* NULL is accepted */
 /* The seed of initial weights and dropout; default 1234. Before setup_module. Not collective. */
 LOOM_API void loom_fabric_seed_everything(loom_fabric *fabric, uint64_t seed);
 
-/* The parallel fields, as a plain copy. Not collective. */
+/* The parallel fields, as a plain copy. Those of pipeline splits and of use_te_rng_tracker, use_sharp and
+ * use_gloo_process_groups have no field in the strategy's configuration and are 0. Not collective. */
 typedef struct loom_parallelism {
     int64_t tensor_model_parallel_size, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size;
     int64_t microbatch_group_size_per_vp_stage, context_parallel_size;
@@ -130,7 +135,8 @@ LOOM_API loom_status loom_fabric_megatron_context(loom_fabric *fabric, loom_cont
 LOOM_API loom_status loom_fabric_module_init_context(
     loom_fabric *fabric, bool empty_init, loom_context_body body, void *argument);
 
-/* A GPT or Llama model: shapes only until setup_module. config is copied. Not collective. */
+/* A GPT or Llama model: shapes only until setup_module. config is copied, its strings
+ * are borrowed. Inside loom_fabric_megatron_context the model is created without initialisation. Not collective. */
 LOOM_API loom_status loom_gpt_create(loom_fabric *fabric, const loom_model_config *config, loom_module **module);
 /* The same with the weights of a Hugging Face directory (*.safetensors). config is what loom_run_config_load or
  * loom_hf_read_config read from its config.json, adjusted by the caller. */
@@ -149,8 +155,9 @@ LOOM_API loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
     loom_status (*body)(void *context, const char *name, int dims, const int64_t *shape, const float *values),
     void *context);
 
-/* Parallel fields into the model's configuration → materialise (weights) → precision → gradient buffers → sampler's
- * callbacks. The parallel owns the module from now on, also after an error. */
+/* Precision's dtypes into the model's configuration → materialise (weights; the parallel sizes reach the module through
+ * its environment) → precision → gradient buffers → sampler's callbacks. The parallel owns the module from now on, also
+ * after an error. */
 LOOM_API loom_status loom_fabric_setup_module(loom_fabric *fabric, loom_module *module, loom_parallel **parallel);
 LOOM_API void loom_parallel_destroy(loom_parallel *parallel); /* NULL is accepted */
 /* Nothing to do: parameters live where the rank computes. */
@@ -173,7 +180,8 @@ typedef struct loom_optimizer_setup {
  * belongs to the parallel. */
 LOOM_API loom_status loom_fabric_setup_megatron_optimizer(loom_fabric *fabric, loom_parallel *parallel,
     const loom_optimizer_config *config, const loom_optimizer_setup *setup, loom_optimizer **optimizer);
-/* The precision's hook, then the optimizer joins the callbacks. setup_megatron_optimizer calls it. Not collective. */
+/* The precision's hook, then the optimizer joins the callbacks. setup_megatron_optimizer calls it; calling it again
+ * with the same optimizer changes nothing, another one is refused. Not collective. */
 LOOM_API loom_status loom_fabric_setup_optimizer(
     loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer);
 

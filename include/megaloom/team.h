@@ -23,9 +23,8 @@ LOOM_API void loom_team_run(loom_team *team, loom_team_function function, void *
 /* Threads of the team, the owner counted; 1 for NULL. */
 LOOM_API int loom_team_size(const loom_team *team);
 
-/* At least `bytes` of 64-byte aligned scratch of this worker; contents undefined; valid until the worker's next call;
- * grows as needed and never shrinks. For a NULL team the scratch is the calling thread's own. NULL when memory is out.
- */
+/* At least `bytes` of 64-byte aligned scratch of this worker, contents undefined, valid until the worker's next call.
+ * It grows as needed and never shrinks. For a NULL team it is the calling thread's own. NULL when memory is out. */
 LOOM_API void *loom_team_scratch(loom_team *team, int worker, size_t bytes);
 
 #ifdef __cplusplus

@@ -81,7 +81,8 @@ static loom_status make_parameters(loom__gpt *gpt) {
     LOOM_TRY(make_rope(gpt));
     if (gpt->hf_directory)
         return loom__hf_load(gpt->hf_directory, gpt->set);
-    return environment->perform_initialization ? loom__parameter_set_initialize(gpt->set, environment->seed) : LOOM_OK;
+    bool initialize = gpt->initialize && environment->perform_initialization;
+    return initialize ? loom__parameter_set_initialize(gpt->set, environment->seed) : LOOM_OK;
 }
 
 static loom_status gpt_materialize(void *context, const loom_module_environment *environment) {
@@ -301,7 +302,8 @@ static loom_status gpt_forward(void *context, loom_tape *tape, const loom_forwar
     return status;
 }
 
-loom_status loom__gpt_create(const loom_model_config *config, const char *hf_directory, loom_module **module) {
+loom_status loom__gpt_create(
+    const loom_model_config *config, const char *hf_directory, bool initialize, loom_module **module) {
     loom__gpt *gpt = calloc(1, sizeof *gpt);
     char *directory = hf_directory ? strdup(hf_directory) : NULL;
     if (!gpt || (hf_directory && !directory)) {
@@ -311,6 +313,7 @@ loom_status loom__gpt_create(const loom_model_config *config, const char *hf_dir
     }
     gpt->config = *config;
     gpt->hf_directory = directory;
+    gpt->initialize = initialize;
     gpt->module =
         (loom_module){gpt, gpt_materialize, gpt_parameters, gpt_forward, gpt_finalize, gpt_config, gpt_destroy};
     *module = &gpt->module;

@@ -9,7 +9,8 @@
 typedef struct loom__gpt {
     loom_module module;       /* first: what users see */
     loom_model_config config; /* as given, completed at materialize */
-    char *hf_directory;       /* where weights come from, or NULL */
+    bool initialize;    /* false: created inside megatron_context; parameters stay zero until somebody loads them */
+    char *hf_directory; /* where weights come from, or NULL */
     loom_module_environment environment;
     loom__model_spec *spec;
     loom__parameter_set *set;
@@ -24,7 +25,8 @@ typedef struct loom__gpt {
 
 /* Shapes only: nothing is allocated for weights until materialize. The configuration is copied; its strings are
  * borrowed. hf_directory (copied) may be NULL. */
-loom_status loom__gpt_create(const loom_model_config *config, const char *hf_directory, loom_module **module);
+loom_status loom__gpt_create(
+    const loom_model_config *config, const char *hf_directory, bool initialize, loom_module **module);
 
 /* Whether loom__gpt_create made the module: its context is a loom__gpt. */
 bool loom__module_is_gpt(const loom_module *module);

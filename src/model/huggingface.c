@@ -215,22 +215,18 @@ static loom_status write_tensor(void *argument, const loom__hf_tensor *tensor) {
     return status;
 }
 
-static loom_status export_parameter(const loom__parameter_set *set, int64_t index, loom__parameter_array array,
-    loom_comm *tp, float factor, loom_safetensors_writer *writer) {
-    const loom__parameter_descriptor *descriptor = &set->spec->parameters[index];
-    int64_t count = loom__descriptor_count(descriptor);
-    float *canonical = malloc((size_t)(count + 1) * sizeof *canonical);
-    if (!canonical)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", descriptor->name);
-    loom_status status = loom__parameter_gather(set, index, array, tp, canonical);
-    for (int64_t i = 0; !status && factor != 1 && i < count; i++)
-        canonical[i] *= factor;
-    if (!status && writer) {
-        write_context context = {{.writer = writer, .canonical = canonical}, set->spec, descriptor};
-        status = loom__hf_parameter_tensors(set->spec, descriptor, write_tensor, &context);
-    }
-    free(canonical);
-    return status;
+typedef struct export_all {
+    const loom__parameter_set *set;
+    loom_safetensors_writer *writer; /* NULL: this rank only takes part in the gathers */
+} export_all;
+
+static loom_status export_parameter(void *argument, int64_t index, const float *canonical) {
+    const export_all *all = argument;
+    const loom__parameter_descriptor *descriptor = &all->set->spec->parameters[index];
+    if (!all->writer)
+        return LOOM_OK;
+    write_context context = {{.writer = all->writer, .canonical = canonical}, all->set->spec, descriptor};
+    return loom__hf_parameter_tensors(all->set->spec, descriptor, write_tensor, &context);
 }
 
 loom_status loom__hf_describe(const loom__parameter_set *set, loom_safetensors_writer *writer) {
@@ -243,7 +239,6 @@ loom_status loom__hf_describe(const loom__parameter_set *set, loom_safetensors_w
 
 loom_status loom__hf_write(const loom__parameter_set *set, loom__parameter_array array, loom_comm *tp, float factor,
     loom_safetensors_writer *writer) {
-    for (int64_t i = 0; i < set->count; i++)
-        LOOM_TRY(export_parameter(set, i, array, tp, factor, writer));
-    return LOOM_OK;
+    export_all all = {set, writer};
+    return loom__parameter_set_visit(set, array, tp, factor, export_parameter, &all);
 }

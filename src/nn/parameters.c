@@ -127,6 +127,29 @@ loom_status loom__parameter_gather(
     return set->tp > 1 ? loom_all_reduce(tp, canonical, canonical, count, LOOM_F32, LOOM_SUM) : LOOM_OK;
 }
 
+static loom_status visit_one(const loom__parameter_set *set, int64_t index, loom__parameter_array array, loom_comm *tp,
+    float factor, loom__parameter_body body, void *context) {
+    const loom__parameter_descriptor *descriptor = &set->spec->parameters[index];
+    int64_t count = loom__descriptor_count(descriptor);
+    float *canonical = malloc((size_t)(count + 1) * sizeof *canonical);
+    if (!canonical)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", descriptor->name);
+    loom_status status = loom__parameter_gather(set, index, array, tp, canonical);
+    for (int64_t i = 0; !status && factor != 1 && i < count; i++)
+        canonical[i] *= factor;
+    if (!status)
+        status = body(context, index, canonical);
+    free(canonical);
+    return status;
+}
+
+loom_status loom__parameter_set_visit(const loom__parameter_set *set, loom__parameter_array array, loom_comm *tp,
+    float factor, loom__parameter_body body, void *context) {
+    for (int64_t i = 0; i < set->count; i++)
+        LOOM_TRY(visit_one(set, i, array, tp, factor, body, context));
+    return LOOM_OK;
+}
+
 loom_status loom__parameter_scatter(loom__parameter_set *set, int64_t index, const float *canonical) {
     copy_context context = {set->parameters[index].data, (float *)(uintptr_t)canonical, 0};
     return loom__parameter_shard_runs(

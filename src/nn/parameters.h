@@ -29,6 +29,11 @@ typedef enum loom__parameter_array { LOOM__PARAMETER_DATA, LOOM__PARAMETER_GRAD 
  * shape[0]*shape[1] elements. Collective over tp; tp may be NULL for one rank. */
 loom_status loom__parameter_gather(
     const loom__parameter_set *set, int64_t index, loom__parameter_array array, loom_comm *tp, float *canonical);
+/* Calls body(context, index, canonical) for every parameter in order, with its canonical tensor times factor, on every
+ * rank. Collective over tp. */
+typedef loom_status (*loom__parameter_body)(void *context, int64_t index, const float *canonical);
+loom_status loom__parameter_set_visit(const loom__parameter_set *set, loom__parameter_array array, loom_comm *tp,
+    float factor, loom__parameter_body body, void *context);
 /* Takes this rank's shard out of a canonical tensor; padding rows become zero. */
 loom_status loom__parameter_scatter(loom__parameter_set *set, int64_t index, const float *canonical);
 

@@ -25,6 +25,9 @@ typedef struct loom__optimizer_options {
 loom_status loom__optimizer_create(loom_rank *rank, const loom_optimizer_config *config, const loom_lr_config *lr,
     loom__ddp *ddp, const loom__optimizer_options *options, loom_optimizer **optimizer);
 
+/* NULL is accepted. Not collective. The parameters live on. */
+void loom__optimizer_destroy(loom_optimizer *optimizer);
+
 /* The factor expected/valid tokens of the coming step: gradients count `factor` times as much, in norm and update. It
  * is applied once: the step sets it back to 1. A number above 0 that is finite. */
 loom_status loom__optimizer_set_token_factor(loom_optimizer *optimizer, double factor);

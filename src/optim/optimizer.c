@@ -127,14 +127,14 @@ loom_status loom__optimizer_create(loom_rank *rank, const loom_optimizer_config 
     if (!status)
         status = loom__buffer_create(rank, view->elements, "the second moments", &optimizer->v);
     if (status) {
-        loom_optimizer_destroy(optimizer);
+        loom__optimizer_destroy(optimizer);
         return status;
     }
     *out = optimizer;
     return LOOM_OK;
 }
 
-void loom_optimizer_destroy(loom_optimizer *optimizer) {
+void loom__optimizer_destroy(loom_optimizer *optimizer) {
     if (!optimizer)
         return;
     free(optimizer->groups);
@@ -185,7 +185,6 @@ loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcom
     const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
     const loom_optimizer_config *config = &optimizer->config;
     double norm, lr, factor = optimizer->token_factor, step = (double)optimizer->steps_done + 1.0;
-    optimizer->token_factor = 1.0;
     LOOM_TRY(loom__schedule_lr(&optimizer->schedule, &optimizer->base, optimizer->steps_done, &lr));
     double partial = loom__norm_partial(optimizer->rank, view, optimizer->counted);
     LOOM_TRY(loom__norm_global(optimizer->model_parallel, partial, factor, &norm));
@@ -202,6 +201,7 @@ loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcom
     for (int64_t place = 0; place < view->place_count; place++)
         LOOM_TRY(update_place(optimizer, place, &adamw));
     optimizer->steps_done++;
+    optimizer->token_factor = 1.0;
     if (out)
         *out = (loom_optimizer_outcome){.grad_norm = norm, .loss_scale = 1.0, .lr = lr, .step = optimizer->steps_done};
     return LOOM_OK;

@@ -1,16 +1,19 @@
 /* The progress line. The rate and the time left come from a moving mean of the step times, so that one slow step (a
  * validation, a neighbour on the machine) does not make the estimate jump. */
+#include <limits.h>
 #include <math.h>
 #include <megaloom/report.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 
 struct loom_progress {
     FILE *out;
     bool terminal;
     bool open; /* a line is on the terminal that has no newline yet */
     int64_t steps, every;
+    int64_t timed; /* steps whose time is known */
     double mean_seconds;
 };
 
@@ -41,10 +44,14 @@ static void rate(double tokens, char *text, size_t bytes) {
         snprintf(text, bytes, "  %.0f tokens/s", tokens);
 }
 
+/* Columns of the terminal; without limit where it does not say. */
+static int columns(const loom_progress *progress) {
+    struct winsize size;
+    return ioctl(fileno(progress->out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : INT_MAX;
+}
+
 static void bar(const loom_progress *progress, int64_t step, char *text, size_t bytes) {
     enum { WIDTH = 20 };
-    if (!progress->terminal || progress->steps < 1)
-        return;
     int full = (int)((double)WIDTH * (double)step / (double)progress->steps);
     char cells[WIDTH + 1] = "";
     for (int i = 0; i < WIDTH; i++)
@@ -52,27 +59,46 @@ static void bar(const loom_progress *progress, int64_t step, char *text, size_t 
     snprintf(text, bytes, "[%s] ", cells);
 }
 
-/* What was not measured is left out of the line. */
-void loom_progress_step(loom_progress *progress, const loom_step_report *report) {
-    if (!isnan(report->seconds))
-        progress->mean_seconds =
-            progress->mean_seconds == 0 ? report->seconds : 0.9 * progress->mean_seconds + 0.1 * report->seconds;
-    bool last = report->step == progress->steps;
-    if (!progress->terminal && report->step % progress->every != 0 && report->step != 1 && !last)
-        return;
-    char cells[32] = "", tokens[32] = "", share[32] = "", left[32] = "";
-    bar(progress, report->step, cells, sizeof cells);
+/* A line that is longer than the terminal would be wrapped, and then not be rewritten but scroll: first the bar goes,
+ * then the share of the GEMM rate. */
+static void put_line(loom_progress *progress, const loom_step_report *report, bool last) {
+    char cells[32] = "", tokens[32] = "", share[32] = "", left[32] = "", step[64], loss[32];
+    int width = snprintf(NULL, 0, "%lld", (long long)progress->steps);
+    snprintf(step, sizeof step, "step %*lld/%lld", width, (long long)report->step, (long long)progress->steps);
+    snprintf(loss, sizeof loss, "  loss %.4f", report->loss);
     if (!isnan(report->tokens_per_second))
         rate(report->tokens_per_second, tokens, sizeof tokens);
     if (!isnan(report->gemm_share))
         snprintf(share, sizeof share, "  %.0f%% of GEMM rate", report->gemm_share * 100);
     if (progress->mean_seconds > 0)
         duration(progress->mean_seconds * (double)(progress->steps - report->step), left, sizeof left);
-    int width = snprintf(NULL, 0, "%lld", (long long)progress->steps);
-    fprintf(progress->out, "%s%sstep %*lld/%lld  loss %.4f%s%s%s%s", progress->terminal ? "\r" : "", cells, width,
-        (long long)report->step, (long long)progress->steps, report->loss, tokens, share, left,
-        progress->terminal ? "\033[K" : "\n");
-    progress->open = progress->terminal;
+    if (!progress->terminal) {
+        fprintf(progress->out, "%s%s%s%s%s\n", step, loss, tokens, share, left);
+        return;
+    }
+    size_t most = (size_t)columns(progress) - 1;
+    size_t length = strlen(step) + strlen(loss) + strlen(tokens) + strlen(left);
+    if (progress->steps > 0)
+        bar(progress, report->step, cells, sizeof cells);
+    if (length + strlen(share) + strlen(cells) > most)
+        cells[0] = '\0';
+    if (length + strlen(share) + strlen(cells) > most)
+        share[0] = '\0';
+    fprintf(progress->out, "\r%s%s%s%s%s%s\033[K%s", cells, step, loss, tokens, share, left, last ? "\n" : "");
+    progress->open = !last;
+}
+
+/* What was not measured is left out of the line. */
+void loom_progress_step(loom_progress *progress, const loom_step_report *report) {
+    /* The first step warms everything up and says little about the others: the second takes its place. */
+    if (!isnan(report->seconds) && progress->timed++ < 2)
+        progress->mean_seconds = report->seconds;
+    else if (!isnan(report->seconds))
+        progress->mean_seconds = 0.9 * progress->mean_seconds + 0.1 * report->seconds;
+    bool last = report->step == progress->steps;
+    if (!progress->terminal && report->step % progress->every != 0 && report->step != 1 && !last)
+        return;
+    put_line(progress, report, last);
     fflush(progress->out);
 }
 

@@ -5,7 +5,7 @@
 
 static loom_status add_source(loom_batches *batches, const loom_data_loader *loader) {
     loom__source *source = &batches->sources[batches->source_count];
-    *source = (loom__source){*loader, loader->consumed_samples ? loader->consumed_samples(loader->context) : 0, -1};
+    *source = (loom__source){*loader, loader->consumed_samples ? loader->consumed_samples(loader->context) : 0, 0, -1};
     batches->source_count++;
     if (loader->remaining)
         source->length = loader->remaining(loader->context);
@@ -62,6 +62,18 @@ static loom_status cut_for_rank(
     return loom_data_loader_create(description->dataset, &config, loader);
 }
 
+/* A step has one size, whichever loader its microbatches come from. */
+static loom_status check_alike(const loom_data_loader *first, const loom_data_loader *other) {
+    if (first->micro_batch_size == other->micro_batch_size && first->sequence_length == other->sequence_length &&
+        first->microbatches == other->microbatches)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_CONFIG,
+        "data loaders that are combined must agree: %lld and %lld rows, %lld and %lld positions, %lld and %lld "
+        "microbatches",
+        (long long)first->micro_batch_size, (long long)other->micro_batch_size, (long long)first->sequence_length,
+        (long long)other->sequence_length, (long long)first->microbatches, (long long)other->microbatches);
+}
+
 loom_status loom_fabric_setup_dataloaders(
     loom_fabric *fabric, const loom_dataloader *loaders, int64_t count, loom_batches **out) {
     if (!fabric->launched)
@@ -71,16 +83,19 @@ loom_status loom_fabric_setup_dataloaders(
             LOOM_ERR_ARGUMENT, "setup_dataloader: found %lld loaders, expected at least 1", (long long)count);
     loom_batches *batches;
     LOOM_TRY(create_empty(count, &batches));
-    batches->mode = loaders[0].mode;
-    for (int64_t i = 0; i < count; i++) {
+    loom_status status = LOOM_OK;
+    for (int64_t i = 0; !status && i < count; i++) {
         loom_data_loader loader;
-        loom_status status = cut_for_rank(fabric, &loaders[i], &loader);
+        status = cut_for_rank(fabric, &loaders[i], &loader);
         if (!status)
             status = add_source(batches, &loader);
-        if (status) {
-            loom_batches_destroy(batches);
-            return status;
-        }
+        if (!status && i > 0)
+            status = check_alike(&batches->sources[0].loader, &loader);
+    }
+    status = loom_agree(loom_rank_world(fabric->rank), status);
+    if (status) {
+        loom_batches_destroy(batches);
+        return status;
     }
     find_length(batches);
     *out = batches;
@@ -92,7 +107,10 @@ loom_status loom_fabric_setup_dataloader(loom_fabric *fabric, const loom_dataloa
 }
 
 loom_status loom_fabric_setup_loader(loom_fabric *fabric, const loom_data_loader *loader, loom_batches **out) {
-    (void)fabric;
+    if (!fabric->launched)
+        return loom_fail(LOOM_ERR_STATE, "setup_loader: the fabric has not been launched");
+    if (!loader->next)
+        return loom_fail(LOOM_ERR_ARGUMENT, "a data loader needs its function next");
     loom_batches *batches;
     LOOM_TRY(create_empty(1, &batches));
     loom_status status = add_source(batches, loader);
@@ -125,6 +143,8 @@ static loom_status next_of(loom_batches *batches, int64_t index) {
     loom_status status = loader->next(loader->context, batches->buffers[index]);
     /* A shorter loader begins again; with one loader alone its end is the end. */
     if (status == LOOM_END && batches->source_count > 1 && loader->seek) {
+        if (loader->consumed_samples)
+            source->before += loader->consumed_samples(loader->context) - source->start;
         LOOM_TRY(loader->seek(loader->context, source->start));
         status = loader->next(loader->context, batches->buffers[index]);
     }
@@ -150,6 +170,12 @@ loom_status loom_batches_next(loom_batches *batches, const loom_batch **batch) {
 
 loom_batches_state loom_batches_get_state(const loom_batches *batches) {
     const loom_data_loader *loader = &batches->sources[0].loader;
+    int64_t consumed = 0;
+    for (int64_t i = 0; i < batches->source_count; i++) {
+        const loom__source *source = &batches->sources[i];
+        if (source->loader.consumed_samples)
+            consumed += source->before + source->loader.consumed_samples(source->loader.context);
+    }
     return (loom_batches_state){
         .fetched = batches->fetched,
         .length = batches->length,
@@ -157,7 +183,7 @@ loom_batches_state loom_batches_get_state(const loom_batches *batches) {
         .batch_index = batches->last_batch,
         .loader_index = batches->last_loader,
         .last = batches->last_loader < 0 ? NULL : batches->buffers[batches->last_loader],
-        .consumed_samples = loader->consumed_samples ? loader->consumed_samples(loader->context) : 0,
+        .consumed_samples = consumed,
         .micro_batch_size = loader->micro_batch_size,
         .seq_length = loader->sequence_length,
         .num_microbatches = loader->microbatches,
@@ -170,6 +196,7 @@ loom_status loom_batches_reset(loom_batches *batches) {
         if (!loader->seek)
             return loom_fail(LOOM_ERR_UNSUPPORTED, "this data loader cannot begin again (it has no seek)");
         LOOM_TRY(loader->seek(loader->context, batches->sources[i].start));
+        batches->sources[i].before = 0;
     }
     batches->fetched = 0;
     batches->last_loader = batches->last_batch = -1;

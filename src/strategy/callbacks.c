@@ -60,6 +60,14 @@ loom_status loom_callbacks_merge(loom_callbacks *callbacks, const loom_callbacks
     return LOOM_OK;
 }
 
+void loom_callbacks_remove(loom_callbacks *callbacks, const void *context) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < callbacks->count; i++)
+        if (callbacks->list[i].context != context)
+            callbacks->list[kept++] = callbacks->list[i];
+    callbacks->count = kept;
+}
+
 int64_t loom_callbacks_count(const loom_callbacks *callbacks) {
     return callbacks->count;
 }

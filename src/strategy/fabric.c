@@ -1,5 +1,6 @@
 /* The fabric: a validated configuration, then ranks and groups, then modules. Nothing here computes; it decides who
  * belongs to whom and hands the parts to each other in the order that strategy-wide contracts fix. */
+#include "base/faults.h"
 #include "config/sizes.h"
 #include "runtime/rank.h"
 #include "strategy/strategy.h"
@@ -17,26 +18,32 @@ static loom_status copy_callbacks(loom_fabric *fabric) {
                : LOOM_OK;
 }
 
-static loom_status check_objects(const loom_megatron_strategy_config *config) {
+/* Every fault at once: of the fields, of the precision, and of the sizes for the ranks that there are. */
+static loom_status check(
+    loom_rank *rank, const loom_megatron_strategy_config *config, const loom_precision_config *precision) {
+    loom__faults faults;
+    loom_layout layout;
+    loom__faults_begin(&faults);
+    loom__faults_add_record(&faults, loom_megatron_strategy_config_check(config));
+    if (precision)
+        loom__faults_add_record(&faults, loom_precision_config_check(precision));
     if (config->checkpoint_io)
-        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: strategy.checkpoint_io (checkpoints)");
-    return LOOM_OK;
+        loom__faults_add(&faults, LOOM_ERR_UNSUPPORTED, "not supported yet: strategy.checkpoint_io (checkpoints)");
+    if (faults.count == 0) {
+        loom_parallel_sizes sizes = loom__strategy_sizes(config, loom_rank_count(rank));
+        loom__faults_add_record(&faults, loom_layout_init(&sizes, &layout));
+    }
+    return loom__faults_end(&faults);
 }
 
 loom_status loom_fabric_create(loom_rank *rank, const loom_megatron_strategy_config *config,
     const loom_precision_config *precision, loom_fabric **out) {
-    LOOM_TRY(loom_megatron_strategy_config_check(config));
-    LOOM_TRY(check_objects(config));
-    if (precision)
-        LOOM_TRY(loom_precision_config_check(precision));
-    if (precision)
-        LOOM_TRY(loom_precision_config_check(precision));
+    LOOM_TRY(check(rank, config, precision));
     loom_fabric *fabric = calloc(1, sizeof *fabric);
     if (!fabric)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a fabric");
     fabric->rank = rank;
     fabric->config = *config;
-    fabric->precision = precision ? *precision : loom_precision_config_default();
     fabric->precision_plugin = config->precision ? config->precision : loom_precision_plugin_fp32();
     fabric->accelerator = config->accelerator ? config->accelerator : loom_accelerator_cpu();
     fabric->environment = config->cluster_environment ? config->cluster_environment : loom_cluster_environment_rank();
@@ -133,6 +140,13 @@ static void limit_waits(loom_fabric *fabric) {
     *timeout = fabric->config.timeout;
 }
 
+/* What a rank does by itself before it meets the others in their groups. */
+static loom_status prepare(loom_fabric *fabric, bool first) {
+    LOOM_TRY(compute_layout(fabric));
+    limit_waits(fabric);
+    return first ? setup_device(fabric) : LOOM_OK;
+}
+
 loom_status loom_fabric_launch(loom_fabric *fabric) {
     if (fabric->modules > 0)
         return loom_fail(LOOM_ERR_STATE, "launch: %lld module(s) still use the groups of the first launch",
@@ -141,10 +155,7 @@ loom_status loom_fabric_launch(loom_fabric *fabric) {
     bool first = !fabric->device_ready;
     fabric->launched = false; /* until all groups stand again */
     destroy_groups(fabric);
-    LOOM_TRY(compute_layout(fabric));
-    limit_waits(fabric);
-    if (first)
-        LOOM_TRY(setup_device(fabric));
+    LOOM_TRY(loom_agree(loom_rank_world(fabric->rank), prepare(fabric, first)));
     for (size_t i = 0; i < sizeof used_groups / sizeof *used_groups; i++)
         LOOM_TRY(create_group(fabric, used_groups[i]));
     if (first) {

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 
 loom_status loom_gpt_create(loom_fabric *fabric, const loom_model_config *config, loom_module **module) {
-    (void)fabric;
-    return loom__gpt_create(config, NULL, module);
+    return loom__gpt_create(config, NULL, fabric->perform_initialization, module);
 }
 
 loom_status loom_hf_read_config(const char *directory, loom_model_config *config) {
@@ -16,8 +15,7 @@ loom_status loom_hf_read_config(const char *directory, loom_model_config *config
 
 loom_status loom_gpt_create_from_hf(
     loom_fabric *fabric, const char *directory, const loom_model_config *config, loom_module **module) {
-    (void)fabric;
-    return loom__gpt_create(config, directory, module);
+    return loom__gpt_create(config, directory, fabric->perform_initialization, module);
 }
 
 static void destroy_module(loom_module *module) {
@@ -34,7 +32,7 @@ static loom_status find_partial(loom_parallel *parallel) {
         if (!parameter->sequence_partial)
             continue;
         parallel->partial[parallel->partial_count++] = parameter;
-        parallel->partial_elements += parameter->shape[0] * (parameter->dims == 2 ? parameter->shape[1] : 1);
+        parallel->partial_elements += loom_parameter_count(parameter);
     }
     parallel->partial_buffer = malloc((size_t)(parallel->partial_elements + 1) * sizeof(float));
     return parallel->partial_buffer ? LOOM_OK
@@ -58,7 +56,7 @@ static loom_status log_parameter_count(const loom_parallel *parallel) {
     int64_t local = 0, whole = 0;
     for (int64_t i = 0; i < parallel->parameter_count; i++) {
         const loom_parameter *parameter = parallel->parameters[i];
-        local += parameter->shape[0] * (parameter->dims == 2 ? parameter->shape[1] : 1);
+        local += loom_parameter_count(parameter);
         whole += parameter->owned;
     }
     LOOM_TRY(loom_all_reduce(fabric->groups[LOOM_GROUP_TP_PP], &whole, &whole, 1, LOOM_I64, LOOM_SUM));
@@ -70,8 +68,7 @@ static loom_status log_parameter_count(const loom_parallel *parallel) {
 }
 
 /* The sampler as a callback: it knows the sizes of a step, as far as nobody has given others. */
-static loom_status sampler_step_start(void *context, loom_step *step) {
-    (void)context;
+void loom__infer_sizes(loom_step *step) {
     loom_batches_state state = loom_batches_get_state(step->batches);
     if (!step->micro_batch_size)
         step->micro_batch_size = state.micro_batch_size;
@@ -79,6 +76,11 @@ static loom_status sampler_step_start(void *context, loom_step *step) {
         step->seq_length = state.seq_length;
     if (!step->num_microbatches)
         step->num_microbatches = state.num_microbatches ? state.num_microbatches : 1;
+}
+
+static loom_status sampler_step_start(void *context, loom_step *step) {
+    (void)context;
+    loom__infer_sizes(step);
     return LOOM_OK;
 }
 
@@ -98,10 +100,39 @@ static loom_status configure(loom_fabric *fabric, const loom_module *module) {
     return loom_model_config_check(config);
 }
 
+/* A parameter that no tensor rank counts would silently be missing from the norm. */
+static loom_status check_owners(const loom_parallel *parallel) {
+    const loom_fabric *fabric = parallel->fabric;
+    int64_t count = parallel->parameter_count, *owned = malloc((size_t)(count + 1) * sizeof *owned);
+    if (!owned)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld parameters", (long long)count);
+    for (int64_t i = 0; i < count; i++)
+        owned[i] = parallel->parameters[i]->owned;
+    loom_status status = loom_all_reduce(fabric->groups[LOOM_GROUP_TP], owned, owned, count, LOOM_I64, LOOM_SUM);
+    for (int64_t i = 0; !status && i < count; i++)
+        if (owned[i] == 0 && loom_parameter_count(parallel->parameters[i]) > 0)
+            status = loom_fail(LOOM_ERR_ARGUMENT,
+                "parameter %s is owned by no tensor rank (field owned): it would not count in the norm",
+                parallel->parameters[i]->name);
+    free(owned);
+    return status;
+}
+
+/* Around the parameters that the module has made. */
+static loom_status wrap(loom_parallel *parallel) {
+    const loom_precision_plugin *precision = parallel->fabric->precision_plugin;
+    const loom_module *module = parallel->module;
+    LOOM_TRY(module->parameters(module->context, &parallel->parameters, &parallel->parameter_count));
+    if (precision->convert_module)
+        LOOM_TRY(precision->convert_module(precision->context, parallel->module));
+    LOOM_TRY(wrap_ddp(parallel));
+    LOOM_TRY(find_partial(parallel));
+    return register_sampler(parallel->fabric);
+}
+
 static loom_status setup(loom_parallel *parallel) {
     loom_fabric *fabric = parallel->fabric;
     loom_module *module = parallel->module;
-    const loom_precision_plugin *precision = fabric->precision_plugin;
     LOOM_TRY(loom_agree(loom_rank_world(fabric->rank), configure(fabric, module)));
     loom_module_environment environment = {
         .rank = fabric->rank,
@@ -110,13 +141,13 @@ static loom_status setup(loom_parallel *parallel) {
         .seed = fabric->seed,
         .perform_initialization = fabric->perform_initialization,
     };
-    LOOM_TRY(module->materialize(module->context, &environment));
-    LOOM_TRY(module->parameters(module->context, &parallel->parameters, &parallel->parameter_count));
-    if (precision->convert_module)
-        LOOM_TRY(precision->convert_module(precision->context, module));
-    LOOM_TRY(wrap_ddp(parallel));
-    LOOM_TRY(find_partial(parallel));
-    return register_sampler(fabric);
+    loom_status status = module->materialize(module->context, &environment);
+    if (!status)
+        status = wrap(parallel);
+    /* All ranks or none: a rank that cannot read its weights must not leave the others waiting in the first step. */
+    LOOM_TRY(loom_agree(loom_rank_world(fabric->rank), status));
+    LOOM_TRY(check_owners(parallel));
+    return log_parameter_count(parallel);
 }
 
 loom_status loom_fabric_setup_module(loom_fabric *fabric, loom_module *module, loom_parallel **out) {
@@ -135,10 +166,7 @@ loom_status loom_fabric_setup_module(loom_fabric *fabric, loom_module *module, l
     parallel->reduction = *loom_loss_reduction_masked_token();
     parallel->token_factor = 1;
     fabric->modules++;
-    /* All ranks or none: a rank that cannot read its weights must not leave the others waiting in the first step. */
-    loom_status status = loom_agree(loom_rank_world(fabric->rank), setup(parallel));
-    if (!status)
-        status = log_parameter_count(parallel);
+    loom_status status = setup(parallel);
     if (status) {
         loom_parallel_destroy(parallel);
         return status;
@@ -150,7 +178,8 @@ loom_status loom_fabric_setup_module(loom_fabric *fabric, loom_module *module, l
 void loom_parallel_destroy(loom_parallel *parallel) {
     if (!parallel)
         return;
-    loom_optimizer_destroy(parallel->optimizer);
+    loom_callbacks_remove(parallel->fabric->callbacks, parallel);
+    loom__optimizer_destroy(parallel->optimizer);
     loom__ddp_destroy(parallel->ddp);
     destroy_module(parallel->module);
     free(parallel->partial);
@@ -179,10 +208,23 @@ loom_status loom_parallel_parameters(loom_parallel *parallel, loom_parameter *co
     return LOOM_OK;
 }
 
+/* The optimizer as a callback: when the loss has been reduced it learns how many of the expected tokens counted. */
+static loom_status optimizer_reduced(void *context, loom_step *step) {
+    const loom_parallel *parallel = context;
+    return step->mode == LOOM_TRAINING ? loom__optimizer_set_token_factor(parallel->optimizer, parallel->token_factor)
+                                       : LOOM_OK;
+}
+
 loom_status loom_fabric_setup_optimizer(loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer) {
+    if (parallel->optimizer == optimizer)
+        return LOOM_OK;
+    if (parallel->optimizer)
+        return loom_fail(LOOM_ERR_STATE, "setup_optimizer: this module has another optimizer already");
     const loom_precision_plugin *precision = fabric->precision_plugin;
     if (precision->setup_optimizer)
         LOOM_TRY(precision->setup_optimizer(precision->context, optimizer));
+    loom_callback callback = {.context = parallel, .event = {[LOOM_EVENT_REDUCE_MICROBATCHES_END] = optimizer_reduced}};
+    LOOM_TRY(loom_callbacks_add(fabric->callbacks, &callback));
     parallel->optimizer = optimizer;
     return LOOM_OK;
 }
@@ -215,11 +257,15 @@ loom_status loom_fabric_setup_megatron_optimizer(loom_fabric *fabric, loom_paral
     };
     if (setup)
         options.conditions = setup->conditions;
-    loom_optimizer *made;
-    LOOM_TRY(loom__optimizer_create(fabric->rank, &converted, &schedule, parallel->ddp, &options, &made));
-    loom_status status = loom_fabric_setup_optimizer(fabric, parallel, made);
+    loom_optimizer *made = NULL;
+    loom_status status = loom__optimizer_create(fabric->rank, &converted, &schedule, parallel->ddp, &options, &made);
+    if (!status)
+        status = loom_fabric_setup_optimizer(fabric, parallel, made);
+    status = loom_agree(loom_rank_world(fabric->rank), status);
     if (status) {
-        loom_optimizer_destroy(made);
+        loom_callbacks_remove(fabric->callbacks, parallel);
+        parallel->optimizer = NULL;
+        loom__optimizer_destroy(made);
         return status;
     }
     *optimizer = made;
@@ -247,25 +293,24 @@ loom_status loom_gpt_write_hf(loom_parallel *parallel, bool gradients, loom_safe
         parallel->fabric->groups[LOOM_GROUP_TP], (float)(gradients ? parallel->token_factor : 1), writer);
 }
 
+typedef struct visit_context {
+    const loom__parameter_set *set;
+    loom_status (*body)(void *context, const char *name, int dims, const int64_t *shape, const float *values);
+    void *context;
+} visit_context;
+
+static loom_status visit(void *argument, int64_t index, const float *canonical) {
+    const visit_context *to = argument;
+    const loom__parameter_descriptor *descriptor = &to->set->spec->parameters[index];
+    return to->body(to->context, descriptor->name, descriptor->dims, descriptor->shape, canonical);
+}
+
 loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
     loom_status (*body)(void *context, const char *name, int dims, const int64_t *shape, const float *values),
     void *context) {
     const loom__parameter_set *set = NULL;
     LOOM_TRY(gpt_set(parallel, &set));
-    for (int64_t i = 0; i < set->count; i++) {
-        const loom__parameter_descriptor *descriptor = &set->spec->parameters[i];
-        int64_t count = descriptor->shape[0] * (descriptor->dims == 2 ? descriptor->shape[1] : 1);
-        float *values = malloc((size_t)(count + 1) * sizeof *values);
-        loom_status status =
-            values ? loom__parameter_gather(set, i, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA,
-                         parallel->fabric->groups[LOOM_GROUP_TP], values)
-                   : loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", descriptor->name);
-        for (int64_t e = 0; !status && gradients && e < count; e++)
-            values[e] *= (float)parallel->token_factor;
-        if (!status)
-            status = body(context, descriptor->name, descriptor->dims, descriptor->shape, values);
-        free(values);
-        LOOM_TRY(status);
-    }
-    return LOOM_OK;
+    visit_context visited = {set, body, context};
+    return loom__parameter_set_visit(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA,
+        parallel->fabric->groups[LOOM_GROUP_TP], (float)(gradients ? parallel->token_factor : 1), visit, &visited);
 }

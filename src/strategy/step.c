@@ -15,7 +15,15 @@ static loom_status call(loom_parallel *parallel, loom_event event, loom_step *st
 
 /* ---- sizes ---- */
 
-static loom_status check_sizes(const loom_step *step) {
+static loom_status check_mode(loom_step_mode mode) {
+    if (mode < LOOM_TRAINING || mode > LOOM_PREDICT)
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "mode of a step: found %d, expected %d to %d", (int)mode, LOOM_TRAINING, LOOM_PREDICT);
+    return LOOM_OK;
+}
+
+static loom_status check_step(const loom_step *step) {
+    LOOM_TRY(check_mode(step->mode));
     const char *missing = step->micro_batch_size < 1   ? "micro_batch_size"
                           : step->seq_length < 1       ? "seq_length"
                           : step->num_microbatches < 1 ? "num_microbatches"
@@ -37,7 +45,7 @@ typedef struct step_context {
 static loom_status hand_out_logits(const step_context *context, loom_tensor *logits) {
     loom_parallel *parallel = context->parallel;
     const loom_batch *batch = context->step->batch;
-    int64_t vocabulary = parallel->module->config(parallel->module->context)->vocab_size;
+    int64_t vocabulary = loom_parallel_model_config(parallel)->vocab_size;
     float *whole = malloc((size_t)(batch->b * batch->s * vocabulary + 1) * sizeof *whole);
     if (!whole)
         return loom_fail(
@@ -64,7 +72,7 @@ static loom_status name_nonfinite(const step_context *context) {
     if (!status)
         status = loom_fail(LOOM_ERR_NUMERIC, "the loss has a NaN or an infinity that no operation's output shows");
     return loom_fail_context(
-        status, "step %lld, microbatch %lld: ", (long long)step->number, (long long)step->microbatch);
+        status, "step %lld, microbatch %lld: ", (long long)step->number + 1, (long long)step->microbatch);
 }
 
 static loom_status backward(const step_context *context, loom_tape *tape, loom_tensor *losses, loom_tensor *d_losses) {
@@ -87,8 +95,9 @@ static loom_status forward_backward(const step_context *context, loom_tape *tape
         status = parallel->module->forward(parallel->module->context, tape, &forward, &losses);
     if (!status && precision->convert_output)
         status = precision->convert_output(precision->context, losses);
-    if (!status && logits)
-        status = hand_out_logits(context, logits);
+    if (!status && context->receive)
+        status = logits ? hand_out_logits(context, logits)
+                        : loom_fail(LOOM_ERR_UNSUPPORTED, "this module gives no logits (loom_forward.logits)");
     loom_tensor_release(logits);
     if (!status && training)
         status = loom_tensor_create(parallel->fabric->rank, LOOM_F32, losses->dims, losses->shape, &d_losses);
@@ -125,7 +134,13 @@ static loom_status fetch(loom_step *step) {
     if (status == LOOM_END && step->microbatch > 0)
         return loom_fail(LOOM_ERR_STATE, "the data ended after %lld of the step's %lld microbatches",
             (long long)step->microbatch, (long long)step->num_microbatches);
-    return status;
+    LOOM_TRY(status);
+    if (step->batch->rows != step->micro_batch_size || step->batch->s != step->seq_length)
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "the step has microbatches of %lld rows of %lld positions, but its loader gives %lld of %lld",
+            (long long)step->micro_batch_size, (long long)step->seq_length, (long long)step->batch->rows,
+            (long long)step->batch->s);
+    return LOOM_OK;
 }
 
 /* ---- the end of a step ---- */
@@ -136,7 +151,7 @@ static loom_status sum_partial(loom_parallel *parallel) {
     float *at = parallel->partial_buffer;
     for (int64_t i = 0; i < parallel->partial_count; i++) {
         const loom_parameter *parameter = parallel->partial[i];
-        int64_t count = parameter->shape[0] * (parameter->dims == 2 ? parameter->shape[1] : 1);
+        int64_t count = loom_parameter_count(parameter);
         memcpy(at, parameter->grad, (size_t)count * sizeof *at);
         at += count;
     }
@@ -145,7 +160,7 @@ static loom_status sum_partial(loom_parallel *parallel) {
     at = parallel->partial_buffer;
     for (int64_t i = 0; i < parallel->partial_count; i++) {
         loom_parameter *parameter = parallel->partial[i];
-        int64_t count = parameter->shape[0] * (parameter->dims == 2 ? parameter->shape[1] : 1);
+        int64_t count = loom_parameter_count(parameter);
         memcpy(parameter->grad, at, (size_t)count * sizeof *at);
         at += count;
     }
@@ -163,19 +178,18 @@ static loom_status reduce(loom_parallel *parallel, loom_step *step, double expec
     LOOM_TRY(call(parallel, LOOM_EVENT_REDUCE_MICROBATCHES_START, step));
     LOOM_TRY(parallel->reduction.reduce(parallel->reduction.context, parallel->fabric->groups[LOOM_GROUP_DP_CP],
         &step->loss_sum, &step->tokens, &step->loss));
-    LOOM_TRY(call(parallel, LOOM_EVENT_REDUCE_MICROBATCHES_END, step));
-    if (step->mode != LOOM_TRAINING)
-        return LOOM_OK;
-    parallel->token_factor = step->tokens > 0 ? expected / step->tokens : 1;
-    return parallel->optimizer ? loom__optimizer_set_token_factor(parallel->optimizer, parallel->token_factor)
-                               : LOOM_OK;
+    if (step->mode == LOOM_TRAINING)
+        parallel->token_factor = step->tokens > 0 ? expected / step->tokens : 1;
+    return call(parallel, LOOM_EVENT_REDUCE_MICROBATCHES_END, step);
 }
 
 static loom_status run_step(
     loom_parallel *parallel, loom_step *step, loom_logits_function receive, void *receive_context) {
-    bool training = step->mode == LOOM_TRAINING;
     LOOM_TRY(call(parallel, LOOM_EVENT_STEP_START, step));
-    LOOM_TRY(check_sizes(step));
+    /* A callback may have replaced the step after the sampler's had filled it in. */
+    loom__infer_sizes(step);
+    LOOM_TRY(check_step(step));
+    bool training = step->mode == LOOM_TRAINING;
     int64_t dp = loom_comm_size(parallel->fabric->groups[LOOM_GROUP_DP]);
     step->global_batch_size = step->micro_batch_size * step->num_microbatches * dp;
     double expected = (double)step->global_batch_size * (double)step->seq_length;
@@ -193,6 +207,7 @@ static loom_status run_step(
         LOOM_TRY(run_microbatch(&context));
         LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCH_END, step));
     }
+    step->batch = NULL;
     LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCHES_END, step));
     if (training)
         LOOM_TRY(loom__parallel_finish_gradients(parallel));
@@ -203,7 +218,8 @@ static loom_status run_step(
 
 loom_status loom_parallel_step(loom_parallel *parallel, loom_step_mode mode, loom_batches *batches,
     const loom_step_sizes *sizes, loom_logits_function receive, void *context, loom_step_result *result) {
-    if (receive && !parallel->module->config)
+    LOOM_TRY(check_mode(mode));
+    if (receive && !loom_parallel_model_config(parallel))
         return loom_fail(
             LOOM_ERR_ARGUMENT, "this module has no configuration that tells its vocabulary: logits cannot be given");
     loom_step step = {
@@ -215,7 +231,7 @@ loom_status loom_parallel_step(loom_parallel *parallel, loom_step_mode mode, loo
         .num_microbatches = sizes ? sizes->num_microbatches : 0,
     };
     LOOM_TRY(run_step(parallel, &step, receive, context));
-    parallel->steps[mode]++;
+    parallel->steps[step.mode]++;
     *result = (loom_step_result){step.loss, step.tokens, step.stop, step.num_microbatches};
     return LOOM_OK;
 }

@@ -8,7 +8,6 @@
 struct loom_fabric {
     loom_rank *rank;
     loom_megatron_strategy_config config;
-    loom_precision_config precision;
     const loom_precision_plugin *precision_plugin;
     const loom_accelerator *accelerator;
     const loom_cluster_environment *environment;
@@ -43,6 +42,7 @@ struct loom_parallel {
 typedef struct loom__source {
     loom_data_loader loader;
     int64_t start;  /* consumed samples at its beginning */
+    int64_t before; /* samples of the passes that a shorter source has behind it */
     int64_t length; /* microbatches of one pass; −1 = unknown */
 } loom__source;
 
@@ -53,9 +53,10 @@ struct loom_batches {
     int64_t fetched, length;
     bool done;
     int64_t last_loader, last_batch;
-    loom_step_mode mode;
 };
 
+/* Fills in the sizes of a step that nobody has given, as far as its loader knows them. */
+void loom__infer_sizes(loom_step *step);
 /* Everything after the last backward: buckets, partial sums over tensor ranks, replicas. Collective. */
 loom_status loom__parallel_finish_gradients(loom_parallel *parallel);
 

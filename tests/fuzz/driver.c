@@ -1,6 +1,6 @@
-/* Runs a fuzz target over given files and folders without a fuzzer: each file as it is, cut at every length, and with
- * each byte changed in a few ways (for the first bytes of a long file). The same inputs on every machine, so that a
- * normal test run meets what the fuzzer has found. */
+/* Runs a fuzz target over given files and folders without a fuzzer: each file as it is, cut at each of its first bytes,
+ * and with each of these changed in a few ways (CHANGED_MAX bytes of a long file). The same inputs on every machine, so
+ * that a normal test run meets what the fuzzer has found. */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>

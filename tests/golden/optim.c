@@ -204,7 +204,7 @@ static loom_status run_steps(loom_rank *rank, void *context) {
         status = loom__optimizer_create(rank, &config, &rate, ddp, &optimizer_options, &optimizer);
     if (!status)
         status = walk_steps(optimizer, set.list[0], argument);
-    loom_optimizer_destroy(optimizer);
+    loom__optimizer_destroy(optimizer);
     loom__ddp_destroy(ddp);
     test_parameters_destroy(&set);
     return status;

@@ -99,6 +99,34 @@ static void agreement_carries_the_message_of_the_lowest_failing_member(void **st
     run(4, comm_agreement, NULL);
 }
 
+/* A list of faults as long as the error record. */
+static loom_status long_agreement(loom_rank *rank, void *argument) {
+    (void)argument;
+    loom_comm *world = loom_rank_world(rank);
+    int me = loom_rank_index(rank);
+    char text[8000];
+    for (size_t i = 0; i + 1 < sizeof text; i++)
+        text[i] = (char)('a' + (i + (size_t)me) % 26);
+    memcpy(text + 2045, "\u2026", 3); /* across the last byte that is sent to others */
+    text[sizeof text - 1] = '\0';
+    loom_status status = loom_agree(world, me == 0 ? LOOM_OK : loom_fail(LOOM_ERR_CONFIG, "%s", text));
+    if (me == 0) {
+        CHECK(status == LOOM_ERR_ABORTED, "got %d", status);
+        CHECK(strncmp(loom_error_message(), "rank 1: bcd", 11) == 0, "%.20s", loom_error_message());
+        CHECK(strlen(loom_error_message()) == strlen("rank 1: ") + 2045, "%zu", strlen(loom_error_message()));
+    } else {
+        CHECK(status == LOOM_ERR_CONFIG, "got %d", status);
+        CHECK(strcmp(loom_error_message(), text) == 0, "rank %d's own message is cut", me);
+    }
+    CHECK(loom_agree(NULL, LOOM_OK) == LOOM_ERR_ARGUMENT, "no group");
+    return LOOM_OK;
+}
+
+static void agreement_leaves_a_failing_member_its_whole_message(void **state) {
+    (void)state;
+    run(3, long_agreement, NULL);
+}
+
 /* A team working for long moves communication on between its items. */
 static void idle_item(void *argument, int64_t item, int worker) {
     (void)argument;
@@ -331,6 +359,41 @@ static void a_rank_that_does_not_come_is_named_after_the_timeout(void **state) {
     expect_text("current: reading a batch");
 }
 
+/* More groups than the recorder follows: rank 1 has come to the operation of the last one, and it alone keeps it from
+ * ending, but nobody can know that. */
+static loom_status many_groups(loom_rank *rank, void *argument) {
+    _Atomic int *come = argument;
+    enum { GROUPS = 70 };
+    const int both[2] = {0, 1};
+    loom_comm *comm = NULL;
+    float x[1000] = {1}, y[1000];
+    for (int i = 0; i < GROUPS; i++)
+        LOOM_TRY(loom_group_create(rank, "pair", both, 2, &comm));
+    if (loom_rank_index(rank) == 0) {
+        while (!atomic_load(come))
+            nap(0.001);
+        return loom_all_reduce(comm, x, y, 1000, LOOM_F32, LOOM_SUM);
+    }
+    loom_request *request;
+    loom_status status = loom_all_reduce_start(comm, x, y, 1000, LOOM_F32, LOOM_SUM, &request);
+    atomic_store(come, 1);
+    if (status == LOOM_OK) {
+        nap(0.8);
+        status = loom_wait(request);
+    }
+    return status;
+}
+
+static void a_timeout_in_a_group_that_cannot_be_followed_accuses_nobody_of_not_coming(void **state) {
+    (void)state;
+    loom_run_options options = quick();
+    options.timeout = 0.3;
+    _Atomic int come = 0;
+    assert_int_equal(loom_run_local(2, many_groups, &come, &options), LOOM_ERR_TIMEOUT);
+    expect_text("all_reduce #1 of group pair (4000 bytes) did not finish within");
+    expect_text("rank 1's last finished operation");
+}
+
 static loom_status message_never_sent(loom_rank *rank, void *argument) {
     (void)argument;
     float x;
@@ -483,6 +546,7 @@ int main(void) {
         cmocka_unit_test(large_operations_go_in_pieces),
         cmocka_unit_test(nan_does_not_vanish_in_a_maximum),
         cmocka_unit_test(agreement_carries_the_message_of_the_lowest_failing_member),
+        cmocka_unit_test(agreement_leaves_a_failing_member_its_whole_message),
         cmocka_unit_test(operations_progress_while_the_team_computes),
         cmocka_unit_test(testing_a_request_finishes_it),
         cmocka_unit_test(bad_calls_are_refused_and_start_nothing),
@@ -491,6 +555,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_fails_ends_the_run_and_is_named),
         cmocka_unit_test(a_rank_that_returns_early_is_named),
         cmocka_unit_test(a_rank_that_does_not_come_is_named_after_the_timeout),
+        cmocka_unit_test(a_timeout_in_a_group_that_cannot_be_followed_accuses_nobody_of_not_coming),
         cmocka_unit_test(a_message_that_never_comes_names_its_sender),
         cmocka_unit_test(a_request_that_was_never_waited_for_is_an_error),
         cmocka_unit_test(a_rank_that_does_not_return_is_named_after_the_timeout),

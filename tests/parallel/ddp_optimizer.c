@@ -53,7 +53,7 @@ static loom_status model_create(loom_rank *rank, const int64_t *counts, int64_t 
 }
 
 static void model_destroy(model *made) {
-    loom_optimizer_destroy(made->optimizer);
+    loom__optimizer_destroy(made->optimizer);
     loom__ddp_destroy(made->ddp);
     test_parameters_destroy(&made->set);
 }

@@ -80,7 +80,29 @@ static void to_stderr(void *context, loom_log_level level, const char *line) {
     fprintf(stderr, "LOG %d %s\n", (int)level, line);
 }
 
+/* MPI of the program's own. <mpi.h> is for the backend alone; these two are the same in every MPI. */
+int MPI_Init_thread(int *argc, char ***argv, int required, int *provided);
+int MPI_Finalize(void);
+
+/* Rank 2 cannot start, since it asked its MPI for single-threaded use. */
+static int play_single_threaded(void) {
+    enum { SINGLE, FUNNELED };
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    int level;
+    alarm(15); /* where ranks wait for one that has gone, nothing else ends them */
+    MPI_Init_thread(NULL, NULL, rank && strcmp(rank, "2") == 0 ? SINGLE : FUNNELED, &level);
+    loom_run_options options = loom_run_options_default();
+    options.threads = 1;
+    options.log = to_stderr;
+    loom_status status = loom_run_mpi(scene, "fail", &options);
+    fprintf(stderr, "rank %s got %s: %s\n", rank, loom_status_name(status), loom_error_message());
+    MPI_Finalize();
+    return status == LOOM_OK ? 0 : 1;
+}
+
 static int play(char *name) {
+    if (strcmp(name, "single") == 0)
+        return play_single_threaded();
     loom_run_options options = loom_run_options_default();
     options.threads = strcmp(name, "bound") == 0 ? 2 : 1;
     options.timeout = strcmp(name, "sleep") == 0 || strcmp(name, "late") == 0 ? 1 : 30;
@@ -186,7 +208,19 @@ static void a_rank_that_does_not_return_is_named_after_the_timeout(void **state)
     (void)state;
     static outcome out;
     start_failing("late", &out);
-    expect(&out, "rank 2 has not come to all_gather #1 of group end of the run");
+    expect(&out, "rank 2 has not come to all_reduce #1 of group end of the run");
+}
+
+static void a_rank_that_cannot_start_fails_all_and_is_logged_once(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("single", &out);
+    assert_int_equal(times(&out, "LOG 3 "), 1);
+    expect(&out, "LOG 3 rank 2 could not start: loom_run_mpi: MPI was initialised for single-threaded use");
+    expect(&out, "rank 0 got LOOM_ERR_ABORTED: rank 2 could not start: loom_run_mpi: MPI was");
+    expect(&out, "rank 1 got LOOM_ERR_ABORTED: rank 2 could not start: loom_run_mpi: MPI was");
+    expect(&out, "rank 2 got LOOM_ERR_STATE: rank 2 could not start");
+    assert_int_equal(times(&out, "Alarm clock"), 0);
 }
 
 static void members_that_disagree_are_told_so(void **state) {
@@ -246,6 +280,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_rank_that_fails_ends_the_run_and_is_named),
         cmocka_unit_test(a_rank_that_returns_early_is_named),
         cmocka_unit_test(a_rank_that_does_not_return_is_named_after_the_timeout),
+        cmocka_unit_test(a_rank_that_cannot_start_fails_all_and_is_logged_once),
         cmocka_unit_test(members_that_disagree_are_told_so),
         cmocka_unit_test(a_receive_of_another_count_is_an_error),
         cmocka_unit_test(ranks_that_fail_together_say_so_once_and_are_not_aborted),

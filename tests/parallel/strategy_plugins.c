@@ -442,7 +442,7 @@ static loom_status copy(loom_rank *rank, void *argument) {
 
 static void parallelism_is_a_copy_with_its_defaults_filled_in(void **state) {
     (void)state;
-    must_run(1, copy, NULL);
+    must_run(2, copy, NULL);
 }
 
 static loom_status refused(loom_rank *rank, const loom_megatron_strategy_config *config,

@@ -581,7 +581,7 @@ static void a_nan_is_an_error_that_names_step_layer_and_operation(void **state) 
         loom_status status = loom_run_local(2, poison, (void *)(uintptr_t)cases[i].parameter, &options);
         const char *message = loom_error_message();
         assert_int_equal(status, LOOM_ERR_NUMERIC);
-        if (!strstr(message, "step 1, microbatch 0") || !strstr(message, cases[i].layer) ||
+        if (!strstr(message, "step 2, microbatch 0") || !strstr(message, cases[i].layer) ||
             !strstr(message, cases[i].operation))
             fail_msg("%s: %s", cases[i].parameter, message);
     }

@@ -1,6 +1,8 @@
 /* Teams: every item runs once, whatever the size of the team. */
 #include "base/team.h"
+#include <fenv.h>
 #include <float.h>
+#include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -161,7 +163,7 @@ static void look_at_cpu(void *argument, int64_t item, int worker) {
     nanosleep(&rest, NULL);
 }
 
-static void threads_are_bound_where_they_are_told(void **state) {
+static void threads_are_bound_where_they_are_told_while_the_team_lives(void **state) {
     (void)state;
     cpu_set_t before;
     assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
@@ -173,9 +175,35 @@ static void threads_are_bound_where_they_are_told(void **state) {
     assert_int_equal(loom__team_create(2, both, &team), LOOM_OK);
     loom_team_run(team, look_at_cpu, seen, 20);
     loom__team_destroy(team);
-    sched_setaffinity(0, sizeof before, &before);
     assert_int_equal(seen[1], 1);
     assert_int_equal(seen[2], 1);
+    cpu_set_t after;
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    sched_setaffinity(0, sizeof before, &before);
+    assert_true(CPU_EQUAL(&before, &after)); /* the owner may run where it could before */
+}
+
+static void a_team_that_cannot_be_started_leaves_its_owner_as_it_was(void **state) {
+    (void)state;
+    pthread_attr_t usual, endless;
+    assert_int_equal(pthread_getattr_default_np(&usual), 0);
+    assert_int_equal(pthread_attr_init(&endless), 0);
+    assert_int_equal(pthread_attr_setstacksize(&endless, (size_t)1 << 50), 0);
+    assert_int_equal(pthread_setattr_default_np(&endless), 0);
+    loom_team *team;
+    fenv_t before, after;
+    fegetenv(&before);
+    loom_status status = loom__team_create(3, NULL, &team);
+    fegetenv(&after);
+    fesetenv(&before);
+    assert_int_equal(pthread_setattr_default_np(&usual), 0);
+    pthread_attr_destroy(&endless);
+    pthread_attr_destroy(&usual);
+    assert_int_equal(status, LOOM_ERR_MEMORY);
+    assert_non_null(strstr(loom_error_message(), "thread 1 of a team of 3"));
+#if defined(__x86_64__)
+    assert_int_equal(after.__mxcsr & 0xffc0u, before.__mxcsr & 0xffc0u); /* all but the sticky flags */
+#endif
 }
 
 int main(void) {
@@ -187,7 +215,8 @@ int main(void) {
         cmocka_unit_test(scratch_is_aligned_grows_and_never_shrinks),
         cmocka_unit_test(denormals_are_flushed_while_the_team_lives),
         cmocka_unit_test(progress_is_called_between_items_and_in_the_wait),
-        cmocka_unit_test(threads_are_bound_where_they_are_told),
+        cmocka_unit_test(threads_are_bound_where_they_are_told_while_the_team_lives),
+        cmocka_unit_test(a_team_that_cannot_be_started_leaves_its_owner_as_it_was),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

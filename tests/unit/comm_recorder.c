@@ -108,6 +108,39 @@ static void a_full_page_follows_no_more_groups(void **state) {
     free(board);
 }
 
+static void a_group_that_has_ended_is_still_counted(void **state) {
+    (void)state;
+    loom__board *board = new_board(1);
+    loom__page *page = &board->page[0];
+    int slot = loom__page_add_group(page, 77);
+    loom__page_begin(page, slot, 77, "tp", LOOM__BARRIER, 5, 0);
+    loom__page_remove_group(page, slot);
+    assert_int_equal(loom__page_started(page, 77), 5);
+    assert_int_not_equal(loom__page_add_group(page, 78), slot); /* while there are places that nobody had */
+    assert_int_equal(loom__page_started(page, 77), 5);
+    free(board);
+}
+
+static void a_page_that_was_full_does_not_say_that_a_group_was_never_made(void **state) {
+    (void)state;
+    loom__board *board = new_board(2);
+    loom__page *page = &board->page[0], *other = &board->page[1];
+    for (int i = 0; i < LOOM__PAGE_GROUPS; i++) {
+        loom__page_add_group(page, (uint64_t)i + 1);
+        loom__page_add_group(other, (uint64_t)i + 1);
+    }
+    assert_int_equal(loom__page_started(page, 1000), -1);
+    loom__page_add_group(page, 1000); /* finds no place */
+    assert_true(loom__page_started(page, 1000) == LOOM__STARTED_UNKNOWN);
+    assert_int_equal(loom__page_started(page, 3), 0);
+    loom__page_remove_group(other, 2);
+    assert_int_equal(loom__page_started(other, 3), 0);
+    loom__page_add_group(other, 1000); /* takes the place of 3 */
+    assert_int_equal(loom__page_started(other, 1000), 0);
+    assert_true(loom__page_started(other, 3) == LOOM__STARTED_UNKNOWN);
+    free(board);
+}
+
 static void the_first_abort_stays(void **state) {
     (void)state;
     loom__board *board = new_board(1);
@@ -153,6 +186,8 @@ int main(void) {
         cmocka_unit_test(a_description_is_cut_to_its_room),
         cmocka_unit_test(the_ring_keeps_the_last_64_operations),
         cmocka_unit_test(a_full_page_follows_no_more_groups),
+        cmocka_unit_test(a_group_that_has_ended_is_still_counted),
+        cmocka_unit_test(a_page_that_was_full_does_not_say_that_a_group_was_never_made),
         cmocka_unit_test(the_first_abort_stays),
         cmocka_unit_test(a_process_is_dead_when_killed_even_before_its_parent_looked),
     };

@@ -306,6 +306,9 @@ TEST(data_that_would_fail_when_opened_is_refused_before) {
     const char *const blend[] = {"data.kind=gpt", "data.path=[1, a, 2, b]"};
     check_gives(
         blend, 2, 1, LOOM_ERR_UNSUPPORTED, "not supported yet: data.path with 2 datasets (blending); give one prefix");
+    const char *const validation[] = {"validation.every=5"};
+    check_gives(validation, 1, 1, LOOM_ERR_UNSUPPORTED,
+        "not supported yet: validation.every=5 with data.kind mock; only 0 works");
 }
 
 TEST(an_architecture_that_is_not_built_is_named_once) {
