@@ -102,6 +102,57 @@ int loom_cli_run(const loom_run_config *config, loom_rank_function function, voi
     return code;
 }
 
+typedef struct text_buffer {
+    char *text;
+    size_t length;
+} text_buffer;
+
+static loom_status append(void *context, const char *text, size_t length) {
+    text_buffer *buffer = context;
+    char *grown = realloc(buffer->text, buffer->length + length + 1);
+    if (!grown)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the text of a configuration");
+    memcpy(grown + buffer->length, text, length);
+    buffer->text = grown;
+    buffer->length += length;
+    grown[buffer->length] = '\0';
+    return LOOM_OK;
+}
+
+static loom_status compare_texts(const char *mine, const char *first) {
+    while (*mine || *first) {
+        size_t length = strcspn(mine, "\n"), other = strcspn(first, "\n");
+        if (length != other || memcmp(mine, first, length) != 0)
+            return loom_fail(LOOM_ERR_CONFIG,
+                "this process was given another run file than rank 0: \"%.*s\", there \"%.*s\"", (int)length, mine,
+                (int)other, first);
+        mine += length + (mine[length] != '\0');
+        first += other + (first[other] != '\0');
+    }
+    return LOOM_OK;
+}
+
+loom_status loom_cli_check_same(loom_rank *rank, const loom_run_config *config) {
+    loom_comm *world = loom_rank_world(rank);
+    text_buffer mine = {0};
+    LOOM_TRY(loom_agree(world, loom_run_config_print(config, append, &mine)));
+    int64_t length = (int64_t)mine.length;
+    loom_status status = loom_broadcast(world, &length, 1, LOOM_I64, 0);
+    char *first = status ? NULL : calloc((size_t)length + 1, 1);
+    if (!status)
+        status = loom_agree(
+            world, first ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for the text of a configuration"));
+    if (!status && loom_rank_index(rank) == 0)
+        memcpy(first, mine.text, mine.length);
+    if (!status)
+        status = loom_broadcast(world, first, length, LOOM_U8, 0);
+    if (!status)
+        status = loom_agree(world, compare_texts(mine.text, first));
+    free(first);
+    free(mine.text);
+    return status;
+}
+
 loom_status loom_cli_fabric(loom_rank *rank, const loom_run_config *config, loom_fabric **fabric) {
     loom_fabric *made;
     LOOM_TRY(loom_fabric_create(rank, &config->strategy, &config->precision, &made));

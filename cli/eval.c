@@ -185,6 +185,8 @@ static loom_status compute(loom_fabric *fabric, loom_parallel *parallel, const e
         status = loom_all_gather(dp, kept.values, all, count, LOOM_F32);
     if (!status && e->out)
         status = write_out(fabric, parallel, e, (float)result.loss, all, vocabulary);
+    if (!status && result.tokens == 0)
+        status = loom_fail(LOOM_ERR_ARGUMENT, "none of the labels counts: there is no loss");
     if (!status && loom_rank_index(loom_fabric_rank(fabric)) == 0)
         printf("loss %.9g over %.0f tokens\n", result.loss, result.tokens);
     free(kept.values);
@@ -197,6 +199,7 @@ static loom_status evaluate(loom_rank *rank, void *argument) {
     const evaluation *e = argument;
     loom_fabric *fabric;
     loom_parallel *parallel = NULL;
+    LOOM_TRY(loom_cli_check_same(rank, e->config));
     LOOM_TRY(loom_cli_fabric(rank, e->config, &fabric));
     loom_status status = loom_cli_model(fabric, e->config, &parallel);
     if (!status)

@@ -1,8 +1,10 @@
 /* megaloom: finds the command and hands the arguments over. */
 #include "commands.h"
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct command {
     const char *name;
@@ -29,7 +31,27 @@ static void usage(FILE *out) {
     fputs("\n'megaloom COMMAND --help' tells more about one of them.\n", out);
 }
 
+/* A file that is opened must not land on a standard stream that the caller closed: messages would go into it. */
+static void keep_standard_streams(void) {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) == -1 && open("/dev/null", O_RDWR) == -1)
+            _exit(1);
+}
+
+/* Datasets and weights are read through mappings: when somebody shortens the file meanwhile, the kernel says so this
+ * way. */
+static void on_bus_error(int signal_number) {
+    static const char text[] =
+        "megaloom: a dataset or weight file was shortened, or cannot be read, while it was in use (SIGBUS)\n";
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written;
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
 int main(int argc, char **argv) {
+    keep_standard_streams();
+    signal(SIGBUS, on_bus_error);
     if (argc < 2) {
         usage(stderr);
         return 2;

@@ -13,6 +13,9 @@
 
 enum { EXIT_USAGE = 2, KEY_RANK = 'r', KEY_WORLD = 'w', KEY_JSON = 'j' };
 
+/* Groups are folded by looking at each member: up to here that takes no time that a person notices. */
+enum { WORLD_MAX = 1 << 24 };
+
 typedef struct topology_request {
     loom_parallel_sizes sizes;
     bool world_given, rank_given, json, failed;
@@ -178,8 +181,9 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     switch (key) {
     case KEY_WORLD:
         request->world_given = true;
-        if (!read_number(argument, &request->sizes.world))
-            complain(request, "--world-size: found \"%s\", expected a number of ranks", argument);
+        if (!read_number(argument, &request->sizes.world) || request->sizes.world > WORLD_MAX)
+            complain(
+                request, "--world-size: found \"%s\", expected a number of ranks, at most %d", argument, WORLD_MAX);
         return 0;
     case KEY_RANK:
         request->rank_given = true;
@@ -607,6 +611,11 @@ int loom_cli_topology(int argc, char **argv) {
                "expert_tensor_parallel_size, encoder_tensor_model_parallel_size, "
                "encoder_pipeline_model_parallel_size, num_distributed_optimizer_instances, "
                "hierarchical_context_parallel_sizes, use_tp_pp_dp_mapping, order.\n\n"
+               "Kinds of groups: tp, cp, dp, pp, ep, etp the tensor, context, data, pipeline, expert and expert-tensor "
+               "ranks; a_b those of both axes together; embd and pos_embd the stages that share the word and position "
+               "embeddings; edp the data-parallel ranks of an expert; intra_ and inter_ inside and across optimizer "
+               "instances; dist_opt those that share an optimizer; hcp_l0, … the levels of hierarchical context "
+               "parallelism.\n\n"
                "Example: megaloom topology --world-size 64 strategy.tensor_model_parallel_size=4 "
                "strategy.pipeline_model_parallel_size=2"};
     topology_request request = {.sizes = loom_parallel_sizes_default(0)};

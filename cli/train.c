@@ -3,6 +3,7 @@
 #include "commands.h"
 #include <argp.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -173,6 +174,7 @@ static loom_status train_step(training *t, int64_t step) {
 
 static loom_status set_up(training *t) {
     const loom_run_config *config = t->config;
+    LOOM_TRY(loom_cli_check_same(t->rank, config));
     LOOM_TRY(loom_cli_fabric(t->rank, config, &t->fabric));
     LOOM_TRY(loom_agree(loom_rank_world(t->rank), open_data(t)));
     LOOM_TRY(loom_cli_model(t->fabric, config, &t->parallel));
@@ -252,6 +254,8 @@ int loom_cli_train(int argc, char **argv) {
     loom_cli_run_arguments_free(&given);
     if (status)
         return loom_cli_fail(status);
+    /* Whoever stops reading the progress does not stop the training. */
+    signal(SIGPIPE, SIG_IGN);
     int code = loom_cli_run(config, train, config);
     loom_run_config_destroy(config);
     return code;

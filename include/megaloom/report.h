@@ -27,7 +27,8 @@ typedef struct loom_step_report {
 
 /* metrics.jsonl: one JSON object a line. */
 typedef struct loom_metrics loom_metrics;
-/* Creates or truncates the file. */
+/* Creates the file; one that is there and not empty is renamed to path.old. LOOM_ERR_STATE: another run is writing it.
+ */
 LOOM_API loom_status loom_metrics_open(const char *path, loom_metrics **metrics);
 /* Writes the line and flushes it, so that it can be followed. NaN is left out, an infinity is written as null. */
 LOOM_API loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *report);

@@ -1,9 +1,8 @@
 /* The collector keeps the lines in a fixed buffer that fits the error record, so collecting can never fail itself; what
  * does not fit is counted and said at the end. */
 #include "base/faults.h"
+#include "base/record.h"
 #include <inttypes.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 /* Room kept free for the closing line about omitted faults. */
@@ -37,11 +36,9 @@ void loom__faults_add(loom__faults *faults, loom_status status, const char *form
     char line[2048];
     va_list arguments;
     va_start(arguments, format);
-    int length = vsnprintf(line, sizeof line, format, arguments);
+    size_t length = loom__record_format(line, sizeof line, format, arguments);
     va_end(arguments);
-    if (length < 0)
-        length = 0;
-    add_line(faults, status, line, (size_t)length < sizeof line ? (size_t)length : sizeof line - 1);
+    add_line(faults, status, line, length);
 }
 
 void loom__faults_add_record(loom__faults *faults, loom_status status) {

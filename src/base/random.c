@@ -13,10 +13,7 @@ static uint64_t mix(uint64_t x) {
 }
 
 uint64_t loom__hash_name(const char *name) {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (; *name; name++)
-        hash = (hash ^ (unsigned char)*name) * 0x100000001b3u;
-    return mix(hash);
+    return mix(loom__hash_bytes(LOOM__HASH_BEGIN, name, strlen(name)));
 }
 
 loom__dropout_row loom__dropout_row_make(

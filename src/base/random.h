@@ -45,6 +45,15 @@ static inline loom__philox loom__dropout_words(const loom__dropout_row *row, uin
     return loom__philox4x32(quad, row->c1, row->c2, row->c3, row->k0, row->k1);
 }
 
+/* FNV-1a: goes on from `hash`, which is LOOM__HASH_BEGIN at first. */
+#define LOOM__HASH_BEGIN UINT64_C(0xcbf29ce484222325)
+static inline uint64_t loom__hash_bytes(uint64_t hash, const void *data, size_t bytes) {
+    const unsigned char *at = (const unsigned char *)data;
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ at[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
 /* 64-bit hash of a string (FNV-1a followed by a finalizer): the key of a parameter's name. */
 uint64_t loom__hash_name(const char *name);
 

@@ -16,7 +16,7 @@
 #include <immintrin.h>
 #endif
 
-enum { SPINS = 2000, SCRATCH_ALIGNMENT = 64 };
+enum { SPINS = 2000, SCRATCH_ALIGNMENT = 64, LARGEST_SET = 1 << 16 };
 
 typedef struct scratch_block {
     void *memory;
@@ -40,6 +40,8 @@ struct loom_team {
     void (*progress)(void *context);
     void *progress_context;
     uint32_t saved_control;
+    cpu_set_t *saved_cpus; /* of the owner, when the team has bound it */
+    size_t saved_cpus_bytes;
     _Alignas(64) _Atomic int64_t next;
     _Alignas(64) _Atomic uint32_t generation;
     _Alignas(64) _Atomic uint32_t running; /* workers that have not finished this run */
@@ -127,12 +129,34 @@ static void new_generation(loom_team *team) {
         futex_wake_all(&team->generation);
 }
 
+cpu_set_t *loom__cpus_of_thread(size_t *bytes) {
+    for (int cpus = 1024; cpus <= LARGEST_SET; cpus *= 2) {
+        cpu_set_t *set = CPU_ALLOC((size_t)cpus);
+        if (!set)
+            return NULL;
+        *bytes = CPU_ALLOC_SIZE((size_t)cpus);
+        CPU_ZERO_S(*bytes, set);
+        if (sched_getaffinity(0, *bytes, set) == 0)
+            return set;
+        int error = errno;
+        CPU_FREE(set);
+        errno = error;
+        if (error != EINVAL)
+            return NULL;
+    }
+    return NULL;
+}
+
+/* A binding that the system refuses costs speed, not correctness. */
 static void bind_thread(pthread_t thread, int cpu) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET((size_t)cpu, &set);
-    /* A binding that the system refuses costs speed, not correctness. */
-    (void)pthread_setaffinity_np(thread, sizeof set, &set);
+    cpu_set_t *set = CPU_ALLOC((size_t)cpu + 1);
+    size_t bytes = CPU_ALLOC_SIZE((size_t)cpu + 1);
+    if (!set)
+        return;
+    CPU_ZERO_S(bytes, set);
+    CPU_SET_S((size_t)cpu, bytes, set);
+    (void)pthread_setaffinity_np(thread, bytes, set);
+    CPU_FREE(set);
 }
 
 loom_status loom__team_create(int threads, const int *cpus, loom_team **out) {
@@ -152,6 +176,8 @@ loom_status loom__team_create(int threads, const int *cpus, loom_team **out) {
         workers[i].team = team;
         workers[i].index = i;
     }
+    /* Before anything can fail: destroy puts it back. */
+    team->saved_control = flush_denormals();
     for (int i = 1; i < threads; i++) {
         int error = pthread_create(&workers[i].thread, NULL, worker_main, &workers[i]);
         if (error) {
@@ -163,9 +189,11 @@ loom_status loom__team_create(int threads, const int *cpus, loom_team **out) {
         if (cpus)
             bind_thread(workers[i].thread, cpus[i]);
     }
+    /* An owner that could not be given its CPUs back is not bound. */
     if (cpus)
+        team->saved_cpus = loom__cpus_of_thread(&team->saved_cpus_bytes);
+    if (team->saved_cpus)
         bind_thread(pthread_self(), cpus[0]);
-    team->saved_control = flush_denormals();
     *out = team;
     return LOOM_OK;
 }
@@ -180,6 +208,9 @@ void loom__team_destroy(loom_team *team) {
     for (int i = 0; i < team->size; i++)
         free(team->workers[i].scratch.memory);
     restore_control(team->saved_control);
+    if (team->saved_cpus)
+        (void)pthread_setaffinity_np(pthread_self(), team->saved_cpus_bytes, team->saved_cpus);
+    CPU_FREE(team->saved_cpus);
     free(team->workers);
     free(team);
 }

@@ -3,12 +3,19 @@
 #define BASE_TEAM_H
 
 #include <megaloom/team.h>
+#include <sched.h>
 
 /* Starts threads-1 workers beside the calling thread, which becomes the owner. Each runs with denormals flushed to zero
- * (also the owner until destroy). cpus: threads logical CPU numbers to bind to, or NULL for no binding. */
+ * (also the owner until destroy). cpus: threads logical CPU numbers to bind to (the owner too, until destroy), or NULL
+ * for no binding. */
 loom_status loom__team_create(int threads, const int *cpus, loom_team **team);
-/* Ends the workers and frees all; NULL is accepted. Owner only. */
+/* Ends the workers, gives the owner back its floating-point control and its CPUs, frees all; NULL is accepted. Owner
+ * only. */
 void loom__team_destroy(loom_team *team);
+
+/* The CPUs that the calling thread may use, however many the machine has; *bytes is the size of the set. NULL, with
+ * errno, when the system does not say. Free with CPU_FREE. */
+cpu_set_t *loom__cpus_of_thread(size_t *bytes);
 
 /* progress(context) is called by the owner between its items and while it waits for the workers; it moves communication
  * on. */

@@ -24,8 +24,10 @@ bool loom__is_utf8(const char *text) {
                 return false;
             letter = letter << 6 | (*at & 0x3fU);
         }
-        if (letter < (more == 3 ? 0x10000U : more == 2 ? 0x800U : 0x80U) || letter > 0x10ffff ||
-            (letter >= 0xd800 && letter < 0xe000))
+        if (letter < (more == 3      ? 0x10000U
+                         : more == 2 ? 0x800U
+                                     : 0x80U) ||
+            letter > 0x10ffff || (letter >= 0xd800 && letter < 0xe000))
             return false;
     }
     return true;

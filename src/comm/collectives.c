@@ -1,7 +1,7 @@
 /* The public names of the collectives: each call becomes one loom__call, so that checks, records and order are the same
  * for all. Invariant: nothing here knows a backend. */
+#include "base/record.h"
 #include "comm/comm.h"
-#include <stdlib.h>
 #include <string.h>
 
 loom_status loom__run(loom_comm *comm, const loom__call *call) {
@@ -11,6 +11,8 @@ loom_status loom__run(loom_comm *comm, const loom__call *call) {
 }
 
 static loom_status check_counts(const loom_comm *comm, const char *name, const int64_t *counts) {
+    if (comm)
+        LOOM_TRY(loom__endpoint_status(comm->endpoint));
     if (!counts)
         return loom_fail(
             LOOM_ERR_ARGUMENT, "%s in group %s: the list of counts is NULL", name, comm ? comm->name : "NULL");
@@ -18,6 +20,8 @@ static loom_status check_counts(const loom_comm *comm, const char *name, const i
 }
 
 static loom_status check_tag(const loom_comm *comm, const char *name, int tag) {
+    if (comm)
+        LOOM_TRY(loom__endpoint_status(comm->endpoint));
     if (tag < 0 || tag >= LOOM_TAG_COUNT)
         return loom_fail(LOOM_ERR_ARGUMENT, "%s in group %s: tag %d, expected 0 to %d", name,
             comm ? comm->name : "NULL", tag, LOOM_TAG_COUNT - 1);
@@ -185,24 +189,20 @@ loom_status loom_barrier(loom_comm *comm) {
 }
 
 loom_status loom_agree(loom_comm *comm, loom_status mine) {
-    char message[LOOM__MESSAGE] = {0};
-    memcpy(message, loom_error_message(), strnlen(loom_error_message(), sizeof message - 1));
-    int64_t own = mine;
-    int64_t *all = malloc((size_t)comm->size * sizeof *all);
-    if (!all)
-        return loom_fail(LOOM_ERR_MEMORY, "agreement in group %s: out of memory", comm->name);
-    loom_status status = loom_all_gather(comm, &own, all, 1, LOOM_I64);
-    int first = 0;
-    while (status == LOOM_OK && first < comm->size && all[first] == LOOM_OK)
-        first++;
-    free(all);
-    if (status != LOOM_OK || first == comm->size)
-        return status;
-    char theirs[LOOM__MESSAGE];
-    memcpy(theirs, message, sizeof theirs);
-    LOOM_TRY(loom_broadcast(comm, theirs, (int64_t)sizeof theirs, LOOM_U8, first));
+    char own_text[LOOM__RECORD_BYTES], theirs[LOOM__MESSAGE];
+    size_t length = strlen(loom_error_message());
+    memcpy(own_text, loom_error_message(), length + 1);
+    int64_t failing = !comm || mine == LOOM_OK ? 0 : comm->size - comm->place; /* the largest is the lowest member's */
+    LOOM_TRY(loom_all_reduce(comm, &failing, &failing, 1, LOOM_I64, LOOM_MAX));
+    if (failing == 0)
+        return LOOM_OK;
+    /* Others get as much of the message as one that ends a run may have. */
+    memset(theirs, 0, sizeof theirs);
+    memcpy(theirs, own_text, length < sizeof theirs ? length : loom__whole_characters(own_text, sizeof theirs - 1));
+    int lowest = comm->size - (int)failing;
+    LOOM_TRY(loom_broadcast(comm, theirs, (int64_t)sizeof theirs, LOOM_U8, lowest));
     if (mine != LOOM_OK)
-        return loom_fail(mine, "%s", message);
+        return loom_fail(mine, "%s", own_text);
     theirs[sizeof theirs - 1] = '\0';
-    return loom_fail(LOOM_ERR_ABORTED, "rank %d: %s", comm->ranks[first], theirs);
+    return loom_fail(LOOM_ERR_ABORTED, "rank %d: %s", comm->ranks[lowest], theirs);
 }

@@ -2,6 +2,7 @@
  * freed here. Invariant: a request enters the endpoint's list only when its backend has accepted it, and every request
  * in the list holds its group alive. */
 #include "comm/comm.h"
+#include "base/random.h"
 #include "comm/reduce.h"
 #include <megaloom/rank.h>
 #include <stdlib.h>
@@ -23,20 +24,12 @@ const char *loom_comm_name(const loom_comm *comm) {
     return comm->name;
 }
 
-/* FNV-1a over the bytes. */
-static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) {
-    const unsigned char *at = data;
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ at[i]) * 0x100000001b3u;
-    return hash;
-}
-
 /* Every group a rank ever makes gets a key of its own, the same on all members, since members make the groups of one
  * name and list in one order. A key that came back would bring the records of the old group back to life. 0 = out of
  * memory. */
 static uint64_t group_key(loom__endpoint *endpoint, const char *name, const int *ranks, int count) {
-    uint64_t base = hash_bytes(0xcbf29ce484222325u, name, strlen(name));
-    base = hash_bytes(base, ranks, (size_t)count * sizeof *ranks);
+    uint64_t base = loom__hash_bytes(LOOM__HASH_BEGIN, name, strlen(name));
+    base = loom__hash_bytes(base, ranks, (size_t)count * sizeof *ranks);
     int at = 0;
     while (at < endpoint->names && endpoint->made[at].base != base)
         at++;
@@ -49,19 +42,18 @@ static uint64_t group_key(loom__endpoint *endpoint, const char *name, const int 
         endpoint->names++;
     }
     uint64_t copy = endpoint->made[at].copies++;
-    return hash_bytes(base, &copy, sizeof copy) | 1u;
+    return loom__hash_bytes(base, &copy, sizeof copy) | 1u;
 }
 
 loom_status loom__group_create(
     loom__endpoint *endpoint, const char *name, const int *ranks, int count, loom_comm **out) {
+    LOOM_TRY(loom__endpoint_status(endpoint));
     if (!name || !*name || strlen(name) >= LOOM__GROUP_NAME)
         return loom_fail(LOOM_ERR_ARGUMENT, "name of a group: found %s%s%s, expected 1 to %d characters",
             name ? "\"" : "", name ? name : "NULL", name ? "\"" : "", LOOM__GROUP_NAME - 1);
     if (!ranks || count < 1 || count > endpoint->size)
         return loom_fail(
             LOOM_ERR_ARGUMENT, "group %s: found %d members, expected 1 to %d", name, ranks ? count : 0, endpoint->size);
-    if (endpoint->failure)
-        return loom_fail(endpoint->failure, "%s", endpoint->failure_text);
     bool *seen = calloc((size_t)endpoint->size, sizeof *seen);
     loom_comm *comm = calloc(1, sizeof *comm);
     int *list = malloc((size_t)count * sizeof *list);
@@ -143,9 +135,9 @@ void loom__request_free(loom_request *request) {
     release_comm(comm);
 }
 
-void loom__endpoint_destroy(loom__endpoint *endpoint) {
+bool loom__endpoint_destroy(loom__endpoint *endpoint) {
     if (!endpoint)
-        return;
+        return true;
     /* Requests are left only where the run has been aborted; others may be reading what they point to. */
     if (endpoint->first)
         endpoint->backend->quiesce(endpoint);
@@ -155,7 +147,9 @@ void loom__endpoint_destroy(loom__endpoint *endpoint) {
     while (endpoint->comms)
         release_comm(endpoint->comms);
     free(endpoint->made);
+    bool own = !endpoint->lent;
     endpoint->backend->destroy_endpoint(endpoint);
+    return own;
 }
 
 loom_status loom__endpoint_check_finished(loom__endpoint *endpoint) {
@@ -256,9 +250,8 @@ loom_status loom__start(loom_comm *comm, const loom__call *call, loom_request **
         return loom_fail(
             LOOM_ERR_ARGUMENT, "%s: the %s is NULL", loom__operation_name(call->operation), comm ? "request" : "group");
     loom__endpoint *endpoint = comm->endpoint;
+    LOOM_TRY(loom__endpoint_status(endpoint));
     LOOM_TRY(check_call(comm, call));
-    if (endpoint->failure)
-        return loom_fail(endpoint->failure, "%s", endpoint->failure_text);
     size_t lists = call->operation == LOOM__ALL_TO_ALL ? 2 : has_counts(call->operation) ? 1 : 0;
     loom_request *request = calloc(1, sizeof *request + lists * (size_t)comm->size * sizeof(int64_t));
     if (!request)

@@ -18,7 +18,8 @@ typedef struct loom__backend {
     /* Moves the request on without waiting; sets request->done at its end. An error goes through loom__endpoint_fail.
      */
     loom_status (*advance)(loom_request *request);
-    /* Frees request->state; after a failure the request may not be done. */
+    /* Frees request->state; after a failure the request may not be done: sets endpoint->lent when its buffers may still
+     * be written to. */
     void (*release)(loom_request *request);
     /* After a failure: returns when no other rank reads this rank's memory any more. */
     void (*quiesce)(loom__endpoint *endpoint);
@@ -80,6 +81,7 @@ struct loom__endpoint {
     int names;
     loom_request *first, *last;
     bool progressing;
+    bool lent; /* a request was dropped whose buffers may still be written to */
     loom_status failure;
     char failure_text[LOOM__MESSAGE];
     void *state;
@@ -108,13 +110,16 @@ typedef struct loom__mpi_place {
     bool same_cores; /* all ranks of the machine may use the same CPUs: mpirun has bound nobody */
 } loom__mpi_place;
 
-/* This process as one rank of MPI_COMM_WORLD; MPI is initialised. Collective over MPI_COMM_WORLD. chunk_bytes limits
+/* This process as one rank of MPI_COMM_WORLD; MPI is initialised. Collective over MPI_COMM_WORLD, also for a rank that
+ * cannot start, which brings its error as `mine`. A failure is everybody's: a rank that failed by itself gets its own
+ * error, the others LOOM_ERR_ABORTED with the message of the lowest one, on which *speaks is set. chunk_bytes limits
  * one MPI message (0 = as large as MPI can); affinity is a hash of the CPUs the process may use. */
-loom_status loom__endpoint_create_mpi(const loom__endpoint_options *options, size_t chunk_bytes, uint64_t affinity,
-    loom__mpi_place *place, loom__endpoint **endpoint);
+loom_status loom__endpoint_create_mpi(const loom__endpoint_options *options, loom_status mine, size_t chunk_bytes,
+    uint64_t affinity, loom__mpi_place *place, bool *speaks, loom__endpoint **endpoint);
 
-/* Frees the endpoint and all groups it still has. Outstanding requests are dropped. NULL is accepted. */
-void loom__endpoint_destroy(loom__endpoint *endpoint);
+/* Frees the endpoint and all groups it still has. Outstanding requests are dropped. NULL is accepted. Returns whether
+ * the buffers of all requests are the rank's own again; when not (MPI), their memory must never be freed. */
+bool loom__endpoint_destroy(loom__endpoint *endpoint);
 /* The end of the rank's function: LOOM_ERR_STATE when requests were started and never given to loom_wait. */
 loom_status loom__endpoint_check_finished(loom__endpoint *endpoint);
 
@@ -130,6 +135,8 @@ void loom__comm_progress(void *context);
  * waits and starts return the same. Returns status with the message in the error record. */
 loom_status loom__endpoint_fail(loom__endpoint *endpoint, loom_status status, const char *format, ...)
     LOOM_PRINTF(3, 4);
+/* LOOM_OK, or that failure again. */
+loom_status loom__endpoint_status(const loom__endpoint *endpoint);
 
 /* For backends. */
 extern const loom__backend loom__self_backend;

@@ -9,24 +9,17 @@
  * Invariant: after a failure MPI is not called again for this endpoint, and buffers that MPI may still write to are not
  * freed. A message (send, receive) begins with both sides telling each other their size, so that a mismatch is known on
  * both before any data moves. */
-#include "comm/comm.h"
+#include "comm/mpi_world.h"
 
 #if MEGALOOM_MPI
 #include "comm/reduce.h"
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <mpi.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 enum {
-    SMALL_REDUCE = 4096,         /* an all-reduce of at most this goes whole to every member: one exchange, not two */
-    SMALL_BROADCAST = 64 * 1024, /* a broadcast of at most this comes from the root directly */
-    SCRATCHES = 8
+    SMALL_REDUCE = 4096,        /* an all-reduce of at most this goes whole to every member: one exchange, not two */
+    SMALL_BROADCAST = 64 * 1024 /* a broadcast of at most this comes from the root directly */
 };
 
 /* All tags of a communicator; MPI promises no more than 32767. */
@@ -45,20 +38,6 @@ enum {
 _Static_assert(TAG_END <= 32767, "MPI promises tags up to 32767");
 
 enum { STAGE_NEW, STAGE_FIRST, STAGE_SECOND };
-
-typedef struct scratch {
-    void *memory;
-    size_t bytes;
-    bool used;
-} scratch;
-
-typedef struct mpi_world {
-    MPI_Comm world;
-    size_t chunk;
-    size_t board_bytes;
-    int *page_of;
-    scratch scratches[SCRATCHES];
-} mpi_world;
 
 typedef struct mpi_group {
     MPI_Comm comm;
@@ -80,7 +59,7 @@ typedef struct mpi_request {
     MPI_Request header;
 } mpi_request;
 
-static mpi_world *world_of(const loom_comm *comm) {
+static loom__mpi_world *world_of(const loom_comm *comm) {
     return comm->endpoint->state;
 }
 
@@ -93,10 +72,10 @@ static loom_status fail_mpi(loom_request *request, int error) {
 }
 
 /* Scratch that is kept from one operation to the next, since fresh pages cost more than the sums. */
-static void *take_scratch(mpi_world *world, size_t bytes) {
-    scratch *best = NULL;
-    for (int i = 0; i < SCRATCHES; i++) {
-        scratch *s = &world->scratches[i];
+static void *take_scratch(loom__mpi_world *world, size_t bytes) {
+    loom__mpi_scratch *best = NULL;
+    for (int i = 0; i < LOOM__MPI_SCRATCHES; i++) {
+        loom__mpi_scratch *s = &world->scratches[i];
         if (!s->used && (!best || (s->bytes >= bytes ? best->bytes < bytes || s->bytes < best->bytes
                                                      : best->bytes < bytes && s->bytes > best->bytes)))
             best = s;
@@ -112,8 +91,8 @@ static void *take_scratch(mpi_world *world, size_t bytes) {
     return best->memory;
 }
 
-static void give_scratch(mpi_world *world, void *memory) {
-    for (int i = 0; i < SCRATCHES; i++) {
+static void give_scratch(loom__mpi_world *world, void *memory) {
+    for (int i = 0; i < LOOM__MPI_SCRATCHES; i++) {
         if (memory && world->scratches[i].memory == memory) {
             world->scratches[i].used = false;
             return;
@@ -502,8 +481,10 @@ static loom_status advance(loom_request *request) {
 
 static void release(loom_request *request) {
     mpi_request *state = request->state;
-    if (!request->done)
-        return; /* MPI may still write into it */
+    if (!request->done) { /* MPI may still write into it, and into the buffers */
+        request->comm->endpoint->lent = true;
+        return;
+    }
     give_scratch(world_of(request->comm), state->scratch);
     free(state->exchange.requests);
     free(state->exchange.expected);
@@ -561,12 +542,12 @@ static loom_status meet(loom_comm *comm) {
 
 static loom_status create_group(loom_comm *comm) {
     loom__endpoint *endpoint = comm->endpoint;
-    mpi_world *world = endpoint->state;
+    loom__mpi_world *world = endpoint->state;
     mpi_group *group = calloc(1, sizeof *group);
     if (!group)
         return loom_fail(LOOM_ERR_MEMORY, "group %s: out of memory", comm->name);
-    if (!endpoint->world) {
-        group->comm = world->world;
+    if (!endpoint->world || !endpoint->end) {
+        group->comm = endpoint->world ? world->end : world->world;
         comm->state = group;
         return LOOM_OK;
     }
@@ -600,16 +581,19 @@ static loom_status create_group(loom_comm *comm) {
 
 static void destroy_group(loom_comm *comm) {
     mpi_group *group = comm->state;
-    if (!comm->endpoint->failure && group->comm != world_of(comm)->world)
+    const loom__mpi_world *world = world_of(comm);
+    if (!comm->endpoint->failure && group->comm != world->world && group->comm != world->end)
         MPI_Comm_free(&group->comm);
     free(group);
 }
 
 static void destroy_endpoint(loom__endpoint *endpoint) {
-    mpi_world *world = endpoint->state;
+    loom__mpi_world *world = endpoint->state;
+    if (!endpoint->failure && world->end != MPI_COMM_NULL)
+        MPI_Comm_free(&world->end);
     if (!endpoint->failure && world->world != MPI_COMM_NULL)
         MPI_Comm_free(&world->world);
-    for (int i = 0; i < SCRATCHES; i++)
+    for (int i = 0; i < LOOM__MPI_SCRATCHES; i++)
         if (!world->scratches[i].used)
             free(world->scratches[i].memory);
     if (endpoint->board)
@@ -619,7 +603,7 @@ static void destroy_endpoint(loom__endpoint *endpoint) {
     free(endpoint);
 }
 
-static const loom__backend mpi_backend = {
+const loom__backend loom__mpi_backend = {
     .create_group = create_group,
     .destroy_group = destroy_group,
     .start = start,
@@ -628,148 +612,5 @@ static const loom__backend mpi_backend = {
     .quiesce = quiesce,
     .destroy_endpoint = destroy_endpoint,
 };
-
-/* Start of the endpoint. */
-
-/* Memory that the ranks of this machine share: a file in memory, which has no name any more when this returns, so that
- * nothing is left behind however the run ends. NULL when a rank of the machine could not have it. */
-static loom__board *share_board(MPI_Comm node, int local_rank, size_t bytes) {
-    char path[96] = "";
-    int file = -1;
-    static const char *const folders[] = {"/dev/shm", "/tmp"};
-    for (int i = 0; local_rank == 0 && file < 0 && i < 2; i++) {
-        snprintf(
-            path, sizeof path, "%s/megaloom-%ld-%llx", folders[i], (long)getpid(), (unsigned long long)loom__clock());
-        file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-        /* Space that is promised now cannot be missing at the first write. */
-        if (file >= 0 && posix_fallocate(file, 0, (off_t)bytes) != 0) {
-            close(file);
-            unlink(path);
-            file = -1;
-        }
-    }
-    MPI_Bcast(path, (int)sizeof path, MPI_CHAR, 0, node);
-    if (local_rank != 0)
-        file = open(path, O_RDWR | O_CLOEXEC);
-    void *memory = file < 0 ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    int good = memory != MAP_FAILED, all;
-    MPI_Allreduce(&good, &all, 1, MPI_INT, MPI_MIN, node);
-    if (file >= 0)
-        close(file);
-    if (local_rank == 0 && file >= 0)
-        unlink(path);
-    if (!all && good)
-        munmap(memory, bytes);
-    return all ? memory : NULL;
-}
-
-static loom_status map_pages(loom__endpoint *endpoint, MPI_Comm node, loom__mpi_place *place) {
-    mpi_world *world = endpoint->state;
-    int *local = malloc((size_t)place->local_size * sizeof *local), *global = NULL;
-    if (local)
-        global = malloc((size_t)place->local_size * sizeof *global);
-    world->page_of = malloc((size_t)endpoint->size * sizeof *world->page_of);
-    if (!local || !global || !world->page_of) {
-        free(local);
-        free(global);
-        return loom_fail(LOOM_ERR_MEMORY, "rank %d: out of memory", endpoint->rank);
-    }
-    for (int i = 0; i < endpoint->size; i++)
-        world->page_of[i] = -1;
-    MPI_Group node_group, world_group;
-    MPI_Comm_group(node, &node_group);
-    MPI_Comm_group(world->world, &world_group);
-    for (int i = 0; i < place->local_size; i++)
-        local[i] = i;
-    MPI_Group_translate_ranks(node_group, place->local_size, local, world_group, global);
-    for (int i = 0; i < place->local_size; i++)
-        world->page_of[global[i]] = i;
-    MPI_Group_free(&node_group);
-    MPI_Group_free(&world_group);
-    free(local);
-    free(global);
-    endpoint->page_of = world->page_of;
-    return LOOM_OK;
-}
-
-static loom_status open_board(loom__endpoint *endpoint, MPI_Comm node, uint64_t affinity, loom__mpi_place *place) {
-    mpi_world *world = endpoint->state;
-    MPI_Comm_rank(node, &place->local_rank);
-    MPI_Comm_size(node, &place->local_size);
-    world->board_bytes = loom__board_bytes(place->local_size);
-    endpoint->board = share_board(node, place->local_rank, world->board_bytes);
-    if (!endpoint->board)
-        return loom_fail(LOOM_ERR_IO,
-            "rank %d: the ranks of this machine could not share %zu bytes in /dev/shm or /tmp", endpoint->rank,
-            world->board_bytes);
-    LOOM_TRY(map_pages(endpoint, node, place));
-    endpoint->page = &endpoint->board->page[place->local_rank];
-    if (place->local_rank == 0)
-        endpoint->board->pages = place->local_size;
-    loom__page_open(endpoint->page, endpoint->rank);
-    atomic_store_explicit(&endpoint->page->affinity, affinity, memory_order_relaxed);
-    MPI_Barrier(node);
-    place->same_cores = true;
-    for (int i = 0; i < place->local_size; i++)
-        if (atomic_load_explicit(&endpoint->board->page[i].affinity, memory_order_relaxed) != affinity)
-            place->same_cores = false;
-    return LOOM_OK;
-}
-
-loom_status loom__endpoint_create_mpi(const loom__endpoint_options *options, size_t chunk_bytes, uint64_t affinity,
-    loom__mpi_place *place, loom__endpoint **out) {
-    loom__endpoint *endpoint = calloc(1, sizeof *endpoint);
-    mpi_world *world = calloc(1, sizeof *world);
-    int *all = NULL;
-    if (!endpoint || !world) {
-        free(endpoint);
-        free(world);
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the start of MPI");
-    }
-    MPI_Comm node;
-    MPI_Comm_dup(MPI_COMM_WORLD, &world->world);
-    MPI_Comm_set_errhandler(world->world, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(world->world, &endpoint->rank);
-    MPI_Comm_size(world->world, &endpoint->size);
-    MPI_Comm_split_type(world->world, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
-    endpoint->backend = &mpi_backend;
-    endpoint->timeout = options->timeout;
-    endpoint->oversubscribed = options->oversubscribed;
-    endpoint->state = world;
-    /* An odd limit would cut elements, which is harmless: messages are bytes. */
-    world->chunk = chunk_bytes > 0 && chunk_bytes < (size_t)INT_MAX ? chunk_bytes : (size_t)1 << 30;
-    loom_status status = open_board(endpoint, node, affinity, place);
-    MPI_Comm_free(&node);
-    if (status == LOOM_OK) {
-        all = malloc((size_t)endpoint->size * sizeof *all);
-        if (!all)
-            status = loom_fail(LOOM_ERR_MEMORY, "rank %d: out of memory", endpoint->rank);
-    }
-    for (int i = 0; status == LOOM_OK && i < endpoint->size; i++)
-        all[i] = i;
-    if (status == LOOM_OK)
-        status = loom__group_create(endpoint, "world", all, endpoint->size, &endpoint->world);
-    if (status == LOOM_OK)
-        status = loom__group_create(endpoint, "end of the run", all, endpoint->size, &endpoint->end);
-    free(all);
-    if (status != LOOM_OK) {
-        loom__endpoint_destroy(endpoint);
-        return status;
-    }
-    *out = endpoint;
-    return LOOM_OK;
-}
-
-#else
-
-loom_status loom__endpoint_create_mpi(const loom__endpoint_options *options, size_t chunk_bytes, uint64_t affinity,
-    loom__mpi_place *place, loom__endpoint **endpoint) {
-    (void)options;
-    (void)chunk_bytes;
-    (void)affinity;
-    (void)place;
-    (void)endpoint;
-    return loom_fail(LOOM_ERR_UNSUPPORTED, "this build of Megaloom has no MPI (configure with -DMEGALOOM_MPI=ON)");
-}
 
 #endif

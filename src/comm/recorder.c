@@ -2,6 +2,7 @@
  * family, because the same lines are written from a signal handler when the run is being killed. Invariant: a page is
  * written by its own rank alone, and nothing in it is needed for the run to be right. */
 #include "comm/recorder.h"
+#include "base/record.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -41,7 +42,9 @@ bool loom__board_abort(loom__board *board, int rank, loom_status status, const c
         return false;
     board->rank = rank;
     board->status = status;
-    size_t length = strnlen(message, LOOM__MESSAGE - 1);
+    size_t length = strnlen(message, LOOM__MESSAGE);
+    if (length == LOOM__MESSAGE)
+        length = loom__whole_characters(message, LOOM__MESSAGE - 1);
     memcpy(board->message, message, length);
     board->message[length] = '\0';
     atomic_store_explicit(&board->aborted, 1, memory_order_seq_cst);
@@ -85,26 +88,39 @@ void loom__page_open(loom__page *page, int rank) {
 }
 
 int loom__page_add_group(loom__page *page, uint64_t key) {
-    for (int i = 0; i < LOOM__PAGE_GROUPS; i++) {
-        if (atomic_load_explicit(&page->groups[i].key, RELAXED) == 0) {
-            atomic_store_explicit(&page->groups[i].started, 0, RELAXED);
-            atomic_store_explicit(&page->groups[i].key, key, memory_order_release);
-            return i;
-        }
+    int slot = -1;
+    bool fresh = false;
+    for (int i = 0; i < LOOM__PAGE_GROUPS && !fresh; i++) {
+        fresh = atomic_load_explicit(&page->groups[i].key, RELAXED) == 0;
+        if (fresh || (slot < 0 && !page->groups[i].used))
+            slot = i;
     }
-    return -1;
+    /* Before a key goes: a reader that misses it must know why. */
+    if (!fresh)
+        atomic_store_explicit(&page->forgot, 1, memory_order_seq_cst);
+    if (slot < 0)
+        return -1;
+    page->groups[slot].used = true;
+    atomic_store_explicit(&page->groups[slot].key, 0, memory_order_seq_cst);
+    atomic_store_explicit(&page->groups[slot].started, 0, memory_order_release);
+    atomic_store_explicit(&page->groups[slot].key, key, memory_order_release);
+    return slot;
 }
 
 void loom__page_remove_group(loom__page *page, int slot) {
     if (slot >= 0)
-        atomic_store_explicit(&page->groups[slot].key, 0, RELAXED);
+        page->groups[slot].used = false;
 }
 
 int64_t loom__page_started(const loom__page *page, uint64_t key) {
     for (int i = 0; i < LOOM__PAGE_GROUPS; i++)
-        if (atomic_load_explicit(&page->groups[i].key, memory_order_acquire) == key)
-            return (int64_t)atomic_load_explicit(&page->groups[i].started, memory_order_acquire);
-    return -1;
+        if (atomic_load_explicit(&page->groups[i].key, memory_order_acquire) == key) {
+            int64_t started = (int64_t)atomic_load_explicit(&page->groups[i].started, memory_order_acquire);
+            /* The place may be going to another group just now. */
+            if (atomic_load_explicit(&page->groups[i].key, memory_order_acquire) == key)
+                return started;
+        }
+    return atomic_load_explicit(&page->forgot, memory_order_seq_cst) ? LOOM__STARTED_UNKNOWN : -1;
 }
 
 void loom__page_note(loom__page *page, const char *text) {
@@ -123,15 +139,13 @@ static void write_record(loom__record *record, uint64_t key, const char *group, 
     atomic_store_explicit(&record->state, state, memory_order_release);
 }
 
-loom__record *loom__page_begin(loom__page *page, int slot, uint64_t key, const char *group, loom__operation operation,
+void loom__page_begin(loom__page *page, int slot, uint64_t key, const char *group, loom__operation operation,
     uint64_t sequence, uint64_t bytes) {
     uint64_t number = atomic_load_explicit(&page->begun, RELAXED);
-    loom__record *record = &page->ring[number % LOOM__RECORDS];
-    write_record(record, key, group, operation, sequence, bytes, LOOM__RECORD_STARTED);
+    write_record(&page->ring[number % LOOM__RECORDS], key, group, operation, sequence, bytes, LOOM__RECORD_STARTED);
     atomic_store_explicit(&page->begun, number + 1, RELAXED);
     if (slot >= 0)
         atomic_store_explicit(&page->groups[slot].started, sequence, memory_order_release);
-    return record;
 }
 
 void loom__page_finish(
@@ -173,16 +187,31 @@ const loom__record *loom__page_find(const loom__page *page, uint64_t key, uint64
     return NULL;
 }
 
+void loom__line_put(loom__line *line, const char *text) {
+    for (; *text && line->length + 1 < line->bytes; text++)
+        line->text[line->length++] = *text;
+    line->text[line->length] = '\0';
+}
+
+void loom__line_put_number(loom__line *line, uint64_t number) {
+    char digits[21];
+    size_t at = sizeof digits - 1;
+    digits[at] = '\0';
+    do {
+        digits[--at] = (char)('0' + number % 10);
+        number /= 10;
+    } while (number > 0);
+    loom__line_put(line, digits + at);
+}
+
 /* A killed process stays a zombie until its parent has looked; /proc tells. The state follows the last ')' of the line.
  */
 static bool is_zombie(int32_t pid) {
-    char path[32] = "/proc/", digits[12], line[512];
-    size_t n = 0, at = 6;
-    for (int32_t rest = pid; rest > 0; rest /= 10)
-        digits[n++] = (char)('0' + rest % 10);
-    while (n > 0)
-        path[at++] = digits[--n];
-    memcpy(path + at, "/stat", 6);
+    char path[32], line[512];
+    loom__line name = {path, 0, sizeof path};
+    loom__line_put(&name, "/proc/");
+    loom__line_put_number(&name, (uint64_t)pid);
+    loom__line_put(&name, "/stat");
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0)
         return false;
@@ -201,47 +230,25 @@ bool loom__page_process_is_dead(const loom__page *page) {
     return (kill(pid, 0) != 0 && errno == ESRCH) || is_zombie(pid);
 }
 
-/* A text that is filled from the left and cut at its end. */
-typedef struct builder {
-    char *text;
-    size_t length, bytes;
-} builder;
-
-static void put(builder *b, const char *text) {
-    for (; *text && b->length + 1 < b->bytes; text++)
-        b->text[b->length++] = *text;
-}
-
-static void put_number(builder *b, uint64_t number) {
-    char digits[21];
-    size_t at = sizeof digits - 1;
-    digits[at] = '\0';
-    do {
-        digits[--at] = (char)('0' + number % 10);
-        number /= 10;
-    } while (number > 0);
-    put(b, digits + at);
-}
-
-static void put_seconds(builder *b, uint64_t nanoseconds) {
+static void put_seconds(loom__line *b, uint64_t nanoseconds) {
     uint64_t tenths = nanoseconds / 100000000u;
-    put_number(b, tenths / 10);
-    put(b, ".");
-    put_number(b, tenths % 10);
-    put(b, " s");
+    loom__line_put_number(b, tenths / 10);
+    loom__line_put(b, ".");
+    loom__line_put_number(b, tenths % 10);
+    loom__line_put(b, " s");
 }
 
-static void put_record(builder *b, const loom__record *record) {
+static void put_record(loom__line *b, const loom__record *record) {
     char group[LOOM__GROUP_NAME];
     load_text(record->group, LOOM__GROUP_NAME / 8, group);
-    put(b, loom__operation_name((loom__operation)atomic_load_explicit(&record->operation, RELAXED)));
-    put(b, " #");
-    put_number(b, atomic_load_explicit(&record->sequence, RELAXED));
-    put(b, " of group ");
-    put(b, group);
-    put(b, " (");
-    put_number(b, atomic_load_explicit(&record->bytes, RELAXED));
-    put(b, " bytes)");
+    loom__line_put(b, loom__operation_name((loom__operation)atomic_load_explicit(&record->operation, RELAXED)));
+    loom__line_put(b, " #");
+    loom__line_put_number(b, atomic_load_explicit(&record->sequence, RELAXED));
+    loom__line_put(b, " of group ");
+    loom__line_put(b, group);
+    loom__line_put(b, " (");
+    loom__line_put_number(b, atomic_load_explicit(&record->bytes, RELAXED));
+    loom__line_put(b, " bytes)");
 }
 
 static uint64_t age_of(const loom__record *record) {
@@ -250,31 +257,30 @@ static uint64_t age_of(const loom__record *record) {
 }
 
 size_t loom__page_describe(const loom__page *page, char *text, size_t bytes) {
-    builder b = {text, 0, bytes};
-    put(&b, "last finished operation: ");
+    loom__line b = {text, 0, bytes};
+    loom__line_put(&b, "last finished operation: ");
     if (atomic_load_explicit(&page->last.state, memory_order_acquire) == LOOM__RECORD_FINISHED) {
         put_record(&b, &page->last);
-        put(&b, ", ");
+        loom__line_put(&b, ", ");
         put_seconds(&b, age_of(&page->last));
-        put(&b, " ago");
+        loom__line_put(&b, " ago");
     } else {
-        put(&b, "none");
+        loom__line_put(&b, "none");
     }
-    put(&b, "; current: ");
+    loom__line_put(&b, "; current: ");
     char note[LOOM__NOTE];
     load_text(page->note, LOOM__NOTE / 8, note);
     if (atomic_load_explicit(&page->waiting, memory_order_acquire)) {
         put_record(&b, &page->current);
-        put(&b, ", for ");
+        loom__line_put(&b, ", for ");
         put_seconds(&b, age_of(&page->current));
         if (note[0]) {
-            put(&b, ", while ");
-            put(&b, note);
+            loom__line_put(&b, ", while ");
+            loom__line_put(&b, note);
         }
     } else {
-        put(&b, note[0] ? note : "between operations");
+        loom__line_put(&b, note[0] ? note : "between operations");
     }
-    b.text[b.length] = '\0';
     return b.length;
 }
 
@@ -287,15 +293,14 @@ void loom__page_dump(const loom__page *page, int most, void (*line)(void *contex
         uint32_t state = atomic_load_explicit(&record->state, memory_order_acquire);
         if (state == LOOM__RECORD_NONE)
             continue;
-        builder b = {text, 0, sizeof text};
-        put(&b, "rank ");
-        put_number(&b, (uint64_t)atomic_load_explicit(&page->rank, RELAXED));
-        put(&b, ": ");
+        loom__line b = {text, 0, sizeof text};
+        loom__line_put(&b, "rank ");
+        loom__line_put_number(&b, (uint64_t)atomic_load_explicit(&page->rank, RELAXED));
+        loom__line_put(&b, ": ");
         put_record(&b, record);
-        put(&b, state == LOOM__RECORD_FINISHED ? " finished " : " started ");
+        loom__line_put(&b, state == LOOM__RECORD_FINISHED ? " finished " : " started ");
         put_seconds(&b, age_of(record));
-        put(&b, " ago");
-        b.text[b.length] = '\0';
+        loom__line_put(&b, " ago");
         line(context, text);
     }
 }

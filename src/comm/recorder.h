@@ -70,7 +70,9 @@ typedef struct loom__page {
     loom__record ring[LOOM__RECORDS];
     struct {
         _Atomic uint64_t key, started; /* how many collectives of this group the rank has come to */
+        bool used;                     /* by a group that lives; the counts of an ended one stay readable */
     } groups[LOOM__PAGE_GROUPS];
+    _Atomic uint32_t forgot; /* the rank has made more groups than are kept here */
 } loom__page;
 
 typedef struct loom__board {
@@ -96,13 +98,16 @@ bool loom__board_claim_report(loom__board *board);
 void loom__page_open(loom__page *page, int rank);
 /* The place of a group in page->groups, or -1 when the page is full. */
 int loom__page_add_group(loom__page *page, uint64_t key);
+/* The group has ended. Its count is kept until its place is needed. */
 void loom__page_remove_group(loom__page *page, int slot);
-/* How many collectives of the group the page's rank has come to; -1 when the page does not know the group. */
+/* How many collectives of the group the page's rank has come to; -1 when it has not made the group,
+ * LOOM__STARTED_UNKNOWN when the page may have forgotten it. */
+#define LOOM__STARTED_UNKNOWN INT64_MAX
 int64_t loom__page_started(const loom__page *page, uint64_t key);
 void loom__page_note(loom__page *page, const char *text);
 
-/* One operation begins; `slot` (or -1) is its group's place when it is a collective. Returns its record. */
-loom__record *loom__page_begin(loom__page *page, int slot, uint64_t key, const char *group, loom__operation operation,
+/* One operation begins; `slot` (or -1) is its group's place when it is a collective. */
+void loom__page_begin(loom__page *page, int slot, uint64_t key, const char *group, loom__operation operation,
     uint64_t sequence, uint64_t bytes);
 /* It has finished. */
 void loom__page_finish(
@@ -124,6 +129,15 @@ size_t loom__page_describe(const loom__page *page, char *text, size_t bytes);
 void loom__page_dump(const loom__page *page, int most, void (*line)(void *context, const char *text), void *context);
 /* The last operations of every rank of the machine, as lines of the log; for a run that hung. log may be NULL. */
 void loom__board_dump(const loom__board *board, loom_log_function log, void *log_context);
+
+/* A text that is put together by hand, for signal handlers: filled from the left, cut at its end, always ended by a 0.
+ * Begin with {text, 0, bytes}. */
+typedef struct loom__line {
+    char *text;
+    size_t length, bytes;
+} loom__line;
+void loom__line_put(loom__line *line, const char *text);
+void loom__line_put_number(loom__line *line, uint64_t number);
 
 /* Nanoseconds of the monotonic clock, which all processes of a machine share. */
 uint64_t loom__clock(void);

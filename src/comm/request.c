@@ -2,11 +2,11 @@
  * yields and sleeps; every few milliseconds it looks at the board: has the run been aborted, has a member died,
  * returned or come to another operation, has the time run out. Invariant: a wait returns only when the request is done
  * or the endpoint has failed, and after a failure only when nobody reads this rank's memory any more. */
+#include "base/record.h"
 #include "comm/comm.h"
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -28,12 +28,16 @@ loom_status loom__endpoint_fail(loom__endpoint *endpoint, loom_status status, co
     if (!endpoint->failure) {
         va_list arguments;
         va_start(arguments, format);
-        vsnprintf(endpoint->failure_text, sizeof endpoint->failure_text, format, arguments);
+        loom__record_format(endpoint->failure_text, sizeof endpoint->failure_text, format, arguments);
         va_end(arguments);
         endpoint->failure = status;
         loom__board_abort(endpoint->board, endpoint->rank, status, endpoint->failure_text);
     }
-    return loom_fail(endpoint->failure, "%s", endpoint->failure_text);
+    return loom__endpoint_status(endpoint);
+}
+
+loom_status loom__endpoint_status(const loom__endpoint *endpoint) {
+    return endpoint->failure ? loom_fail(endpoint->failure, "%s", endpoint->failure_text) : LOOM_OK;
 }
 
 void loom__request_describe(const loom_request *request, char *text, size_t bytes) {
@@ -99,10 +103,8 @@ typedef struct sentence {
 LOOM_PRINTF(2, 3) static void say(sentence *s, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    int length = vsnprintf(s->text + s->length, sizeof s->text - s->length, format, arguments);
+    s->length += loom__record_format(s->text + s->length, sizeof s->text - s->length, format, arguments);
     va_end(arguments);
-    if (length > 0)
-        s->length = s->length + (size_t)length < sizeof s->text ? s->length + (size_t)length : sizeof s->text - 1;
 }
 
 static void say_doing(sentence *s, const loom__page *page, const char *who) {
@@ -116,7 +118,8 @@ static bool concerns(const loom_request *request, int place) {
     return place != request->comm->place && (request->operation < LOOM__SEND || place == request->peer);
 }
 
-/* Whether the member is known not to have come to this operation. Without a page (another machine) nothing is known. */
+/* Whether the member is known not to have come to this operation. Without a page (another machine), or where the page
+ * cannot follow all groups, nothing is known. */
 static bool is_missing(const loom_request *request, int place) {
     const loom_comm *comm = request->comm;
     const loom__page *page = loom__endpoint_page(comm->endpoint, comm->ranks[place]);
@@ -180,7 +183,7 @@ static loom_status fail_timeout(loom_request *request, double seconds) {
         }
     } else if (suspect >= 0) {
         snprintf(who, sizeof who, "rank %d", comm->ranks[suspect]);
-        say(&s, "%s did not finish within %.1f s; all known members have come, and %s has moved it on least recently",
+        say(&s, "%s did not finish within %.1f s; nobody is known to be missing, and %s has moved it on least recently",
             operation, seconds, who);
         say_doing(&s, loom__endpoint_page(endpoint, comm->ranks[suspect]), who);
     } else {
@@ -317,7 +320,7 @@ loom_status loom_wait(loom_request *request) {
     if (!done)
         endpoint->backend->quiesce(endpoint);
     loom__request_free(request);
-    return done ? LOOM_OK : loom_fail(endpoint->failure, "%s", endpoint->failure_text);
+    return done ? LOOM_OK : loom__endpoint_status(endpoint);
 }
 
 void loom_cancel(loom_request *request, loom_status why) {
@@ -343,8 +346,8 @@ loom_status loom_test(loom_request *request, bool *done) {
     loom__comm_progress(endpoint);
     if (!request->done && !endpoint->failure && loom__board_aborted(endpoint->board))
         fail_aborted(request);
-    if (!request->done && endpoint->failure)
-        return loom_fail(endpoint->failure, "%s", endpoint->failure_text);
+    if (!request->done)
+        LOOM_TRY(loom__endpoint_status(endpoint));
     *done = request->done;
     return LOOM_OK;
 }

@@ -6,8 +6,8 @@
  * k: then nobody reads anybody's buffers of k, nor post k, whose place in the ring is free again.
  *
  * Invariant (memory after a failure): a member reads foreign memory only between setting its `reading` word and
- * clearing it, and looks at the abort flag after setting it. A member that leaves a wait because of the abort flag
- * first waits until all `reading` words are clear, so its buffers are its own again. */
+ * clearing it, and looks at the abort flag after setting it. A member that leaves a wait after a failure first waits
+ * until the abort flag is set and then until all `reading` words are clear, so its buffers are its own again. */
 #include "comm/comm.h"
 #include "comm/reduce.h"
 #include <linux/futex.h>
@@ -163,6 +163,9 @@ static void end_reading(const loom_comm *comm) {
 
 static void quiesce(loom__endpoint *endpoint) {
     loom__thread_world *world = endpoint->state;
+    /* Another rank may have failed first and not have published it yet: until then readers may still begin. */
+    while (!loom__board_aborted(endpoint->board))
+        sched_yield();
     loom__thread_world_wake(world);
     for (int rank = 0; rank < world->size; rank++)
         if (rank != endpoint->rank)

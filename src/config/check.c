@@ -201,7 +201,8 @@ static void check_batch(const loom_data_config *data, int64_t data_parallel, loo
         global, unit, micro, data_parallel, data_parallel == 1 ? "" : "s", lower, below + unit);
 }
 
-static void check_data(const loom_data_config *data, loom__faults *faults) {
+static void check_data(const loom_run_config *config, loom__faults *faults) {
+    const loom_data_config *data = &config->data;
     bool from_files = data->kind && (strcmp(data->kind, "gpt") == 0 || strcmp(data->kind, "fixed") == 0);
     if (from_files && data->path_count == 0)
         missing(faults, "data.path", "a prefix, or weights and prefixes in turn");
@@ -211,6 +212,10 @@ static void check_data(const loom_data_config *data, loom__faults *faults) {
     if (from_files && strcmp(data->kind, "gpt") == 0 && data->path_count > 1)
         loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
             "not supported yet: data.path with %" PRId64 " datasets (blending); give one prefix", data->path_count);
+    if (config->validation.every > 0 && data->kind && strcmp(data->kind, "gpt") != 0)
+        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
+            "not supported yet: validation.every=%" PRId64 " with data.kind %s; only 0 works", config->validation.every,
+            data->kind);
     double shares[LOOM_SPLIT_COUNT][2];
     add_part(faults, loom_data_split_parse(data->split, shares));
 }
@@ -226,7 +231,7 @@ loom_status loom_run_config_check(const loom_run_config *config, int64_t world_s
     if (sound) {
         check_strategy(&config->strategy, &faults);
         check_model(config, &faults);
-        check_data(&config->data, &faults);
+        check_data(config, &faults);
         check_rates(&config->optim, &faults);
         check_schedule(&config->lr, config->steps, &faults);
         if (world_size > 0)

@@ -373,7 +373,8 @@ static bool in_range(const loom__field *field, double value) {
     double limit = field->kind == LOOM__FIELD_INT ? 0x1p53 : 1e300;
     if (field->high > 0)
         limit = field->high;
-    return (field->positive ? value > field->low : value >= field->low) && (field->open ? value < limit : value <= limit);
+    return (field->positive ? value > field->low : value >= field->low) &&
+           (field->open ? value < limit : value <= limit);
 }
 
 static const loom__choice *choice_of(const loom__field *field, const void *at) {

@@ -286,7 +286,8 @@ const loom__field loom__fields[] = {
     EXPAND(STRING, STRATEGY(process_group_backend), "null", NULLABLE, NONE_YET(backends), DOC("null: by the launcher")),
     EXPAND(REAL, STRATEGY(timeout), "1800", ABOVE(0), DOC("seconds a wait may take")),
     EXPAND(CHOICE, STRATEGY(start_method), "popen", starts, DOC("how ranks are started; thread ranks need no start")),
-    EXPAND(BOOL, STRATEGY(no_ddp_communication_hook), "true", NONE_YET(pytorch), DOC("only ddp pytorch has such a hook")),
+    EXPAND(
+        BOOL, STRATEGY(no_ddp_communication_hook), "true", NONE_YET(pytorch), DOC("only ddp pytorch has such a hook")),
     EXPAND(BOOL, STRATEGY(output_data_idx), "false", NONE_YET("batch indices from the loader"),
         DOC("items are (batch, batch index, loader index)")),
     EXPAND(STRING, STRATEGY(pipeline_dtype), "null", NULLABLE, NONE_YET(pipeline), DOC("of activations sent")),

@@ -344,8 +344,7 @@ static void finish_fields(loader *load) {
         place_text(load, from->by_override, from->line, from->column, place, sizeof place);
         loom__field_check(field, config, place, &load->faults);
         /* A default of the architecture is a choice once somebody writes it: model.hf would silently undo it. */
-        if (field->of_hf && config->model.hf &&
-            (field->by_architecture[0] || !loom__field_is_default(field, config)))
+        if (field->of_hf && config->model.hf && (field->by_architecture[0] || !loom__field_is_default(field, config)))
             loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s%s: decided by model.hf; leave one of the two out",
                 place, field->path);
     }

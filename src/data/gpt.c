@@ -146,8 +146,8 @@ loom_status loom_gpt_dataset_create(
     double shares[LOOM_SPLIT_COUNT][2];
     LOOM_TRY(loom_data_split_parse(config->split, shares));
     if (shares[config->which][0] < 0.0)
-        return loom_fail(LOOM_ERR_NOT_FOUND, "split '%s' gives no share to %s", config->split,
-            loom__split_name(config->which));
+        return loom_fail(
+            LOOM_ERR_NOT_FOUND, "split '%s' gives no share to %s", config->split, loom__split_name(config->which));
     int64_t first, end;
     loom_data_split_bounds(shares[config->which], loom_indexed_sequences(indexed), &first, &end);
 

@@ -129,8 +129,7 @@ loom_status loom__gpt_indices_build(const loom_gpt_dataset_config *config, int64
         return loom_fail(LOOM_ERR_CONFIG,
             "split '%s' of '%s' has %lld documents and no token, but %lld samples are asked of it: give it a larger "
             "share",
-            loom__split_name(config->which),
-            config->split, (long long)(end - first), (long long)config->samples);
+            loom__split_name(config->which), config->split, (long long)(end - first), (long long)config->samples);
     plan p = {0};
     LOOM_TRY(make_plan(config, tokens_per_epoch, &p));
     loom__mt19937 generator;

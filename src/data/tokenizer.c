@@ -35,8 +35,11 @@ static loom_status byte_decode(
 }
 
 const loom_tokenizer *loom_tokenizer_byte(void) {
-    static const loom_tokenizer byte = {
-        .name = "byte", .vocab_size = LOOM_BYTE_VOCABULARY, .eod = BYTE_EOD, .encode = byte_encode, .decode = byte_decode};
+    static const loom_tokenizer byte = {.name = "byte",
+        .vocab_size = LOOM_BYTE_VOCABULARY,
+        .eod = BYTE_EOD,
+        .encode = byte_encode,
+        .decode = byte_decode};
     return &byte;
 }
 

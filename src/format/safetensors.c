@@ -4,6 +4,7 @@
  * exactly elements x size, so nothing later has to check again. */
 #include "format/safetensors.h"
 #include "base/nearest.h"
+#include "base/text.h"
 #include "format/file.h"
 
 #include <jansson.h>

@@ -1,7 +1,8 @@
 /* A matrix product is cut into tiles of C, each one single-threaded call of the BLAS that the build chose, run as an
  * item of the team. The cut is a function of (m, n) alone and k is never cut, so the bits do not depend on the team.
- * The provider's own threading is switched off around each call and put back after it: the caller's thread may have
- * uses for its OpenMP settings. */
+ * The provider's own threading is off. OpenMP's setting is the thread's own: it is changed around each call of oneDNN
+ * and put back, since the caller may have uses for it. OpenBLAS has one setting for the process, which no team thread
+ * may touch: it is set when a table is chosen, and stays. */
 #include "kernel/gemm.h"
 #include "kernel/ref/ref.h"
 #if defined(MEGALOOM_GEMM_DNNL)
@@ -31,6 +32,8 @@ typedef struct product {
 extern int omp_get_max_threads(void) __attribute__((weak));
 extern void omp_set_num_threads(int threads) __attribute__((weak));
 
+void loom__gemm_prepare(void) {}
+
 static bool provider(const product *p, int64_t m, int64_t n, const float *a, const float *b, float *c) {
     int before = omp_get_max_threads && omp_set_num_threads ? omp_get_max_threads() : 0;
     if (before > 1)
@@ -45,11 +48,14 @@ static bool provider(const product *p, int64_t m, int64_t n, const float *a, con
 extern int openblas_get_num_threads(void);
 extern void openblas_set_num_threads(int threads);
 
+void loom__gemm_prepare(void) {
+    if (openblas_get_num_threads() != 1)
+        openblas_set_num_threads(1);
+}
+
 static bool provider(const product *p, int64_t m, int64_t n, const float *a, const float *b, float *c) {
     if (p->k > INT_MAX || p->lda > INT_MAX || p->ldb > INT_MAX || p->ldc > INT_MAX)
         return false;
-    if (openblas_get_num_threads() != 1)
-        openblas_set_num_threads(1);
     cblas_sgemm(CblasRowMajor, p->trans_a ? CblasTrans : CblasNoTrans, p->trans_b ? CblasTrans : CblasNoTrans, (int)m,
         (int)n, (int)p->k, p->alpha, a, (int)p->lda, b, (int)p->ldb, p->accumulate ? 1.0f : 0.0f, c, (int)p->ldc);
     return true;

@@ -43,6 +43,7 @@ const loom_kernels *loom_kernels_reference(void) {
 }
 
 const loom_kernels *loom_kernels_fast(void) {
+    loom__gemm_prepare();
 #if defined(MEGALOOM_KERNELS_X86)
     if (has_avx512())
         return &loom__avx512_kernels;
@@ -55,6 +56,7 @@ const loom_kernels *loom_kernels_fast(void) {
 const loom_kernels *loom_kernels_find(const char *name) {
     if (strcmp(name, "reference") == 0)
         return &reference;
+    loom__gemm_prepare();
     if (strcmp(name, "portable") == 0)
         return &portable;
     if (strcmp(name, "fast") == 0)

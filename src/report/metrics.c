@@ -1,29 +1,58 @@
 /* metrics.jsonl: the run's numbers, a line a step, readable while the run goes on. */
+#include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <megaloom/report.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 struct loom_metrics {
     FILE *file;
     char *path;
 };
 
+/* An earlier run's file is set aside; a file that another run is writing is refused. */
+static loom_status open_locked(const char *path, FILE **file) {
+    char old[4096];
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd == -1)
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    struct stat found;
+    loom_status status = LOOM_OK;
+    if (flock(fd, LOCK_EX | LOCK_NB) == -1 && errno == EWOULDBLOCK)
+        status = loom_fail(LOOM_ERR_STATE, "%s: another run is writing it; give this one another output", path);
+    if (!status && fstat(fd, &found) == 0 && S_ISREG(found.st_mode) && found.st_size > 0 &&
+        snprintf(old, sizeof old, "%s.old", path) < (int)sizeof old && rename(path, old) == 0) {
+        close(fd);
+        fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        if (fd == -1 || flock(fd, LOCK_EX | LOCK_NB) == -1)
+            status = loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    }
+    *file = status || fd == -1 ? NULL : fdopen(fd, "w");
+    if (*file)
+        return LOOM_OK;
+    if (!status)
+        status = loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    if (fd != -1)
+        close(fd);
+    return status;
+}
+
 loom_status loom_metrics_open(const char *path, loom_metrics **out) {
     loom_metrics *metrics = calloc(1, sizeof *metrics);
     char *copy = metrics ? strdup(path) : NULL;
-    if (!copy) {
-        free(metrics);
-        return loom_fail(LOOM_ERR_MEMORY, "%s: out of memory for metrics", path);
-    }
-    *metrics = (loom_metrics){.file = fopen(path, "w"), .path = copy};
-    if (!metrics->file) {
-        loom_status status = loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    loom_status status =
+        copy ? open_locked(path, &metrics->file) : loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", path);
+    if (status) {
         free(copy);
         free(metrics);
         return status;
     }
+    metrics->path = copy;
     *out = metrics;
     return LOOM_OK;
 }

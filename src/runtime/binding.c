@@ -2,31 +2,13 @@
  * given us a part. hwloc tells which of them share a core. Invariant: two ranks never get the same CPU, and a second
  * hardware thread of a core is given out only when every core has work. */
 #include "runtime/binding.h"
+#include "base/random.h"
+#include "base/team.h"
 #include <errno.h>
 #include <hwloc.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-enum { LARGEST_SET = 1 << 16 };
-
-/* The mask of the calling process; *bytes its size. NULL when the system does not say. */
-static cpu_set_t *read_mask(size_t *bytes) {
-    for (int cpus = 1024; cpus <= LARGEST_SET; cpus *= 2) {
-        cpu_set_t *mask = CPU_ALLOC((size_t)cpus);
-        *bytes = CPU_ALLOC_SIZE((size_t)cpus);
-        if (!mask)
-            return NULL;
-        CPU_ZERO_S(*bytes, mask);
-        if (sched_getaffinity(0, *bytes, mask) == 0)
-            return mask;
-        CPU_FREE(mask);
-        if (errno != EINVAL)
-            return NULL;
-    }
-    return NULL;
-}
 
 /* For CPUs in the order of their numbers: which place the CPU has in its core (0 for the first we may use). */
 static bool places_in_cores(const loom__cpus *cpus, int *place) {
@@ -50,7 +32,7 @@ static bool places_in_cores(const loom__cpus *cpus, int *place) {
 
 loom_status loom__cpus_allowed(loom__cpus *out) {
     size_t bytes;
-    cpu_set_t *mask = read_mask(&bytes);
+    cpu_set_t *mask = loom__cpus_of_thread(&bytes);
     if (!mask)
         return loom_fail(LOOM_ERR_IO, "the CPUs that this process may use cannot be read: %s", strerror(errno));
     loom__cpus cpus = {.count = CPU_COUNT_S(bytes, mask), .online = (int)sysconf(_SC_NPROCESSORS_ONLN)};
@@ -63,12 +45,12 @@ loom_status loom__cpus_allowed(loom__cpus *out) {
         free(ordered);
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a list of %d CPUs", cpus.count);
     }
-    cpus.hash = 0xcbf29ce484222325u;
+    cpus.hash = LOOM__HASH_BEGIN;
     for (int cpu = 0, n = 0; n < cpus.count; cpu++) {
         if (!CPU_ISSET_S((size_t)cpu, bytes, mask))
             continue;
         cpus.cpu[n++] = cpu;
-        cpus.hash = (cpus.hash ^ (uint64_t)(cpu + 1)) * 0x100000001b3u;
+        cpus.hash = loom__hash_bytes(cpus.hash, &cpu, sizeof cpu);
     }
     CPU_FREE(mask);
     if (!places_in_cores(&cpus, place))

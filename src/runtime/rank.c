@@ -1,10 +1,10 @@
 /* The rank object: a bundle of what one thread of control needs. Invariant: it is used by the thread that opened it and
  * by no other; whatever others may look at lies on the board. */
 #include "runtime/rank.h"
+#include "base/record.h"
 #include "base/team.h"
 #include "runtime/allocator.h"
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -45,9 +45,11 @@ loom_status loom__rank_open(loom_rank *rank, loom__endpoint *endpoint, int local
 }
 
 void loom__rank_close(loom_rank *rank) {
-    loom__allocator_destroy(rank->allocator);
+    /* The endpoint goes first: other thread ranks may be reading this rank's memory until then, and MPI may write to it
+     * even later. */
+    if (loom__endpoint_destroy(rank->endpoint))
+        loom__allocator_destroy(rank->allocator);
     loom__team_destroy(rank->team);
-    loom__endpoint_destroy(rank->endpoint);
     *rank = (loom_rank){0};
 }
 
@@ -116,7 +118,7 @@ void loom_rank_log(loom_rank *rank, loom_log_level level, const char *format, ..
         return;
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(line, sizeof line, format, arguments);
+    loom__record_format(line, sizeof line, format, arguments);
     va_end(arguments);
     rank->options.log(rank->options.log_context, level, line);
 }

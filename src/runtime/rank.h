@@ -22,7 +22,7 @@ struct loom_rank {
  * endpoint becomes the rank's, also on failure. */
 loom_status loom__rank_open(loom_rank *rank, loom__endpoint *endpoint, int local_index, int local_count, int threads,
     const int *cpus, const loom_run_options *options);
-/* Frees what the rank owns: allocator, team, groups, endpoint. */
+/* Frees what the rank owns: groups, endpoint, allocator, team; but not memory that MPI may still write to. */
 void loom__rank_close(loom_rank *rank);
 
 /* Moves the rank's outstanding operations on; to be called now and then in long computations. */

@@ -171,8 +171,7 @@ loom_status loom_run_local(int n, loom_rank_function function, void *argument, c
     if (loom_mpi_launched(&launched) && launched > 1)
         return loom_fail(LOOM_ERR_STATE,
             "loom_run_local was called inside an MPI run of %d processes, where each would start %d thread ranks of "
-            "its "
-            "own; use loom_run_mpi, or start one process without mpirun",
+            "its own; use loom_run_mpi, or start one process without mpirun",
             launched, n);
     loom_run_options options;
     LOOM_TRY(loom__run_options_resolve(given, &options));

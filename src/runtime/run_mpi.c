@@ -19,43 +19,28 @@
 static loom__board *_Atomic signal_board;
 
 static void write_line(const char *text) {
-    char line[LOOM__MESSAGE + 16];
-    size_t length = 0;
-    for (const char *from = "megaloom: "; *from; from++)
-        line[length++] = *from;
-    for (; *text && length + 1 < sizeof line; text++)
-        line[length++] = *text;
-    line[length++] = '\n';
+    char whole[LOOM__MESSAGE + 16];
+    loom__line line = {whole, 0, sizeof whole - 1};
+    loom__line_put(&line, "megaloom: ");
+    loom__line_put(&line, text);
+    whole[line.length] = '\n';
     /* One write, so that lines of several processes do not mix. Nobody is left to hear that it failed. */
-    if (write(STDERR_FILENO, line, length) < 0)
+    if (write(STDERR_FILENO, whole, line.length + 1) < 0)
         return;
 }
 
-static size_t append(char *line, size_t length, const char *text) {
-    while (*text && length < 1000)
-        line[length++] = *text++;
-    line[length] = '\0';
-    return length;
-}
-
 static void write_page(const loom__page *page, bool dead) {
-    char line[1024 + 512], digits[12];
-    size_t length = append(line, 0, "rank "), n = sizeof digits - 1;
-    int32_t rank = atomic_load_explicit(&page->rank, memory_order_relaxed);
-    digits[n] = '\0';
-    do {
-        digits[--n] = (char)('0' + rank % 10);
-        rank /= 10;
-    } while (rank > 0);
-    length = append(line, length, digits + n);
+    char text[1024];
+    loom__line line = {text, 0, sizeof text};
+    loom__line_put(&line, "rank ");
+    loom__line_put_number(&line, (uint64_t)atomic_load_explicit(&page->rank, memory_order_relaxed));
     uint32_t state = atomic_load_explicit(&page->state, memory_order_relaxed);
-    length = append(line, length,
-        dead                           ? " has died; its "
-        : state == LOOM__RANK_RETURNED ? " had returned; its "
-        : state == LOOM__RANK_FAILED   ? " had failed; its "
-                                       : ": ");
-    loom__page_describe(page, line + length, sizeof line - length);
-    write_line(line);
+    loom__line_put(&line, dead                           ? " has died; its "
+                          : state == LOOM__RANK_RETURNED ? " had returned; its "
+                          : state == LOOM__RANK_FAILED   ? " had failed; its "
+                                                         : ": ");
+    loom__page_describe(page, text + line.length, sizeof text - line.length);
+    write_line(text);
 }
 
 /* mpirun sends SIGTERM as soon as a process has died, and SIGKILL a second later. Only calls that are safe here are
@@ -119,12 +104,28 @@ static bool meet(loom_rank *rank, loom_status status, char *text) {
     return !endpoint->failure;
 }
 
-static loom_status run_rank(loom_rank_function function, void *argument, const loom_run_options *options,
-    size_t chunk_bytes, const loom__cpus *cpus, bool own) {
+/* The endpoint, on all ranks or on none. `mine` is what this rank has come to so far. */
+static loom_status start(loom_status mine, const loom_run_options *options, size_t chunk_bytes, const loom__cpus *cpus,
+    loom__mpi_place *place, loom__endpoint **endpoint) {
+    bool speaks = false;
+    int rank = 0;
+    char text[LOOM__MESSAGE];
+    loom__endpoint_options waits = {.timeout = options->timeout};
+    loom_status status = loom__endpoint_create_mpi(&waits, mine, chunk_bytes, cpus->hash, place, &speaks, endpoint);
+    if (status == LOOM_OK || status == LOOM_ERR_ABORTED) /* whose message names the rank */
+        return status;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    snprintf(text, sizeof text, "rank %d could not start: %s", rank, loom_error_message());
+    if (speaks && options->log)
+        options->log(options->log_context, LOOM_LOG_ERROR, text);
+    return loom_fail(status, "%s", text);
+}
+
+static loom_status run_rank(loom_status mine, loom_rank_function function, void *argument,
+    const loom_run_options *options, size_t chunk_bytes, const loom__cpus *cpus, bool own) {
     loom__endpoint *endpoint;
     loom__mpi_place place;
-    loom__endpoint_options waits = {.timeout = options->timeout};
-    LOOM_TRY(loom__endpoint_create_mpi(&waits, chunk_bytes, cpus->hash, &place, &endpoint));
+    LOOM_TRY(start(mine, options, chunk_bytes, cpus, &place, &endpoint));
     int sharing = place.same_cores ? place.local_size : 1, seat = place.same_cores ? place.local_rank : 0;
     int threads = options->threads > 0 ? options->threads : loom__cpus_default_threads(cpus, sharing);
     endpoint->oversubscribed = (int64_t)sharing * threads > cpus->count;
@@ -173,17 +174,16 @@ loom_status loom__run_mpi(
     if (finalised)
         return loom_fail(LOOM_ERR_STATE, "loom_run_mpi: MPI has been finalised; a process can run it once");
     MPI_Initialized(&initialised);
-    if (!initialised)
-        MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level);
-    else
+    if (!initialised && MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS)
+        return loom_fail(LOOM_ERR_COMM, "loom_run_mpi: MPI could not be initialised");
+    if (initialised)
         MPI_Query_thread(&level);
     loom__cpus cpus = {0};
     loom_status status = loom__cpus_allowed(&cpus);
     if (status == LOOM_OK && level < MPI_THREAD_FUNNELED)
         status = loom_fail(LOOM_ERR_STATE, "loom_run_mpi: MPI was initialised for single-threaded use; MPI_Init_thread "
                                            "with MPI_THREAD_FUNNELED is needed");
-    if (status == LOOM_OK)
-        status = run_rank(function, argument, &options, chunk_bytes, &cpus, !initialised);
+    status = run_rank(status, function, argument, &options, chunk_bytes, &cpus, !initialised);
     loom__cpus_free(&cpus);
     if (!initialised)
         MPI_Finalize();

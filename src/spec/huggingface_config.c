@@ -69,14 +69,28 @@ static const char *get_string(const reader *from, const char *key, const char *o
 }
 
 /* Members that describe files, tokens, generation, other heads or an implementation, not the model's mathematics. */
-static const char *const harmless[] = {"_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "architectures", "attn_implementation", "auto_map", "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label", "is_decoder", "is_encoder_decoder", "label2id", "length_penalty", "max_length", "max_sequence_length", "min_length", "model_type", "n_ctx", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_attentions", "output_hidden_states", "output_past", "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "remove_invalid_values", "reorder_and_upcast_attn", "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed", "use_bfloat16", "use_cache"};
+static const char *const harmless[] = {"_attn_implementation", "_attn_implementation_autoset", "_commit_hash",
+    "_name_or_path", "architectures", "attn_implementation", "auto_map", "bad_words_ids", "begin_suppress_tokens",
+    "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype",
+    "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
+    "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label", "is_decoder",
+    "is_encoder_decoder", "label2id", "length_penalty", "max_length", "max_sequence_length", "min_length", "model_type",
+    "n_ctx", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_attentions",
+    "output_hidden_states", "output_past", "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type",
+    "remove_invalid_values", "reorder_and_upcast_attn", "repetition_penalty", "return_dict", "return_dict_in_generate",
+    "sep_token_id", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+    "summary_use_proj", "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss",
+    "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config",
+    "transformers_version", "typical_p", "unsloth_fixed", "use_bfloat16", "use_cache"};
 
-static const char *const gpt2_members[] = {"activation_function", "attn_pdrop", "embd_pdrop", "initializer_range", "layer_norm_epsilon",
-    "n_embd", "n_head", "n_inner", "n_layer", "n_positions", "resid_pdrop", "scale_attn_weights", "tie_word_embeddings", "vocab_size"};
+static const char *const gpt2_members[] = {"activation_function", "attn_pdrop", "embd_pdrop", "initializer_range",
+    "layer_norm_epsilon", "n_embd", "n_head", "n_inner", "n_layer", "n_positions", "resid_pdrop", "scale_attn_weights",
+    "tie_word_embeddings", "vocab_size"};
 
 static const char *const llama_members[] = {"attention_bias", "attention_dropout", "head_dim", "hidden_act",
-    "hidden_size", "initializer_range", "intermediate_size", "max_position_embeddings", "mlp_bias", "num_attention_heads",
-    "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "tie_word_embeddings", "vocab_size"};
+    "hidden_size", "initializer_range", "intermediate_size", "max_position_embeddings", "mlp_bias",
+    "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters",
+    "rope_scaling", "rope_theta", "tie_word_embeddings", "vocab_size"};
 
 static bool is_listed(const char *key, const char *const *list, size_t count) {
     for (size_t i = 0; i < count; i++)

@@ -60,10 +60,9 @@ static loom_status log_parameter_count(const loom_parallel *parallel) {
         whole += parameter->owned;
     }
     LOOM_TRY(loom_all_reduce(fabric->groups[LOOM_GROUP_TP_PP], &whole, &whole, 1, LOOM_I64, LOOM_SUM));
-    if (loom_comm_rank(fabric->groups[LOOM_GROUP_DP]) == 0)
-        loom_rank_log(fabric->rank, LOOM_LOG_INFO,
-            "rank %d holds %lld parameters of the model's %lld (padding included)", loom_rank_index(fabric->rank),
-            (long long)local, (long long)whole);
+    if (loom_rank_index(fabric->rank) == 0)
+        loom_rank_log(fabric->rank, LOOM_LOG_INFO, "the model has %lld parameters, padding included; rank 0 holds %lld",
+            (long long)whole, (long long)local);
     return LOOM_OK;
 }
 

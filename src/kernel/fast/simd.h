@@ -113,9 +113,6 @@ INLINE vi vi_set(uint32_t x) {
 INLINE vi vi_load(const void *p) {
     return _mm512_loadu_si512(p);
 }
-INLINE void vi_store(void *p, vi x) {
-    _mm512_storeu_si512(p, x);
-}
 INLINE vi vi_xor(vi a, vi b) {
     return _mm512_xor_si512(a, b);
 }
@@ -267,10 +264,6 @@ INLINE vi vi_set(uint32_t x) {
 }
 INLINE vi vi_load(const void *p) {
     return (vi){_mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i_u *)p + 1)};
-}
-INLINE void vi_store(void *p, vi x) {
-    _mm256_storeu_si256(p, x.a);
-    _mm256_storeu_si256((__m256i_u *)p + 1, x.b);
 }
 INLINE vi vi_xor(vi a, vi b) {
     return (vi){_mm256_xor_si256(a.a, b.a), _mm256_xor_si256(a.b, b.b)};
