@@ -40,8 +40,8 @@ int loom_cli_run(const loom_run_config *config, loom_rank_function function, voi
 /* Makes the directory and those above it, where they are not there yet. */
 loom_status loom_cli_make_directories(const char *path);
 
-/* Processes that were given different run files would train on with different numbers: an error on all ranks that names the
- * first line in which a rank's file differs from that of rank 0. Collective over the world. */
+/* Processes that were given different run files would train on with different numbers: an error on all ranks that names
+ * the first line in which a rank's file differs from that of rank 0. Collective over the world. */
 loom_status loom_cli_check_same(loom_rank *rank, const loom_run_config *config);
 
 /* The strategy, launched, as the run file wants it. */

@@ -39,9 +39,7 @@ loom_status loom__reduce_start(
     }
     if (x->shape[0] % size)
         return loom_fail(LOOM_ERR_CONFIG,
-            "sequence parallelism: a sequence of %lld positions cannot be split over %d tensor ranks; the nearest "
-            "lengths "
-            "are %lld and %lld",
+            "sequence parallelism: %lld positions cannot be split over %d tensor ranks; nearest lengths %lld and %lld",
             (long long)x->shape[0], size, (long long)(x->shape[0] / size * size),
             (long long)((x->shape[0] / size + 1) * size));
     loom_tensor *part;

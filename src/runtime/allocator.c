@@ -13,6 +13,8 @@ enum { ALIGNMENT = 64, HUGE_PAGE = 2 << 20 };
 
 #if defined(__SANITIZE_ADDRESS__)
 #define DIRECT 1
+#elif defined(__has_feature)
+#define DIRECT __has_feature(address_sanitizer) /* clang's word for it */
 #else
 #define DIRECT 0
 #endif
