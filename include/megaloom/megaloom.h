@@ -9,7 +9,8 @@
  *   module, tensor     bringing one's own model and operations
  *   comm, layout       groups and collectives; who is in which group
  *   kernels, team      the mathematics on raw arrays; compute threads
- *   safetensors, report  files; progress line and metrics */
+ *   safetensors, report  files; progress line and metrics
+ *   names              the nearest of the names there are to one that is not */
 #ifndef MEGALOOM_MEGALOOM_H
 #define MEGALOOM_MEGALOOM_H
 
@@ -21,6 +22,7 @@
 #include <megaloom/layout.h>
 #include <megaloom/model.h>
 #include <megaloom/module.h>
+#include <megaloom/names.h>
 #include <megaloom/optim.h>
 #include <megaloom/rank.h>
 #include <megaloom/report.h>

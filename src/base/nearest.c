@@ -1,6 +1,7 @@
 /* Optimal string alignment with three rolling rows; the allowed distance only shrinks while names are offered, so the
  * first of equally near names wins and the answer depends on the order of the list alone. */
 #include "base/nearest.h"
+#include <megaloom/names.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -48,4 +49,11 @@ void loom__nearest_offer(loom__nearest *nearest, const char *name) {
         nearest->distance = distance;
         nearest->best = name;
     }
+}
+
+const char *loom_nearest_name(const char *name, const char *const *candidates, int64_t count) {
+    loom__nearest nearest = {.word = name, .distance = (int)(strnlen(name, NAME_MAX_BYTES + 1) / 3) + 1};
+    for (int64_t i = 0; i < count; i++)
+        loom__nearest_offer(&nearest, candidates[i]);
+    return nearest.best;
 }
