@@ -57,6 +57,12 @@ void loom__rank_progress(loom_rank *rank) {
     loom__comm_progress(rank->endpoint);
 }
 
+/* What was asked for or read is wrong: what the rank was doing meanwhile does not help to mend it. */
+static bool is_about_input(loom_status status) {
+    return status == LOOM_ERR_CONFIG || status == LOOM_ERR_UNSUPPORTED || status == LOOM_ERR_FORMAT ||
+           status == LOOM_ERR_NOT_FOUND;
+}
+
 loom_status loom__rank_run(loom_rank *rank, loom_rank_function function, void *argument, char *text) {
     loom__endpoint *endpoint = rank->endpoint;
     text[0] = '\0';
@@ -73,6 +79,8 @@ loom_status loom__rank_run(loom_rank *rank, loom_rank_function function, void *a
         message = loom_status_text(status);
     if (status == LOOM_ERR_ABORTED) { /* the message is of the rank that failed, and names it */
         snprintf(text, LOOM__MESSAGE, "%s", message);
+    } else if (is_about_input(status)) {
+        snprintf(text, LOOM__MESSAGE, "rank %d: %s", rank->index, message);
     } else {
         char doing[512];
         loom__page_describe(endpoint->page, doing, sizeof doing);

@@ -139,27 +139,32 @@ static loom_status verdict(local_run *run) {
     return loom_fail(first->status, "%s", first->text);
 }
 
-static loom_status stuck(local_run *run) {
-    char text[LOOM__MESSAGE], doing[512];
+/* Leaves the ranks behind that are still late; false where the last of them has come back meanwhile. */
+static bool abandon(local_run *run, char *text, size_t bytes) {
+    char doing[512];
     size_t length = 0;
-    loom__board_dump(run->board, run->options.log, run->options.log_context);
+    text[0] = '\0';
     pthread_mutex_lock(&run->lock);
+    bool late = run->ended < run->n;
     for (int i = 0; i < run->n; i++) {
         if (run->seats[i].ended)
             continue;
         loom__page_describe(&run->board->page[i], doing, sizeof doing);
-        if (length < sizeof text - 1)
-            length += (size_t)snprintf(text + length, sizeof text - length,
-                "; rank %d did not come back within %.1f s (%s)", i, run->options.grace, doing);
+        if (length < bytes - 1)
+            length += (size_t)snprintf(text + length, bytes - length, "; rank %d did not come back within %.1f s (%s)",
+                i, run->options.grace, doing);
         if (run->seats[i].started)
             pthread_detach(run->seats[i].thread);
         run->seats[i].started = false;
     }
     pthread_mutex_unlock(&run->lock);
+    return late;
+}
+
+static void join(local_run *run) {
     for (int i = 0; i < run->n; i++)
         if (run->seats[i].started)
             pthread_join(run->seats[i].thread, NULL);
-    return loom_fail(LOOM_ERR_STUCK, "%s%s", run->board->message, text);
 }
 
 loom_status loom_run_local(int n, loom_rank_function function, void *argument, const loom_run_options *given) {
@@ -213,11 +218,13 @@ loom_status loom_run_local(int n, loom_rank_function function, void *argument, c
         pthread_mutex_unlock(&run->lock);
         loom__board_abort(run->board, i, LOOM_ERR_MEMORY, seat->text);
     }
-    if (!watch(run))
-        return stuck(run);
-    for (int i = 0; i < n; i++)
-        if (run->seats[i].started)
-            pthread_join(run->seats[i].thread, NULL);
+    char late[LOOM__MESSAGE];
+    if (!watch(run) && abandon(run, late, sizeof late)) {
+        loom__board_dump(run->board, run->options.log, run->options.log_context);
+        join(run);
+        return loom_fail(LOOM_ERR_STUCK, "%s%s", run->board->message, late);
+    }
+    join(run);
     status = verdict(run);
     free_run(run);
     return status;

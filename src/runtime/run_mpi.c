@@ -4,6 +4,13 @@
 #include "runtime/binding.h"
 #include "runtime/rank.h"
 
+/* loom_run_mpi logs its failures itself: also those from before there are ranks. */
+static loom_status log_failure(const loom_run_options *options, loom_status status) {
+    if (options && options->log)
+        options->log(options->log_context, LOOM_LOG_ERROR, loom_error_message());
+    return status;
+}
+
 #if MEGALOOM_MPI
 #include <mpi.h>
 #include <signal.h>
@@ -163,21 +170,31 @@ static loom_status run_rank(loom_status mine, loom_rank_function function, void 
     return status == LOOM_OK ? LOOM_OK : loom_fail(status, "%s", text);
 }
 
-loom_status loom__run_mpi(
-    loom_rank_function function, void *argument, const loom_run_options *given, size_t chunk_bytes) {
-    loom_run_options options;
-    int initialised, finalised, level = MPI_THREAD_FUNNELED;
+/* What must be before there are ranks that could report anything. */
+static loom_status prepare(loom_rank_function function, const loom_run_options *given, loom_run_options *options,
+    int *initialised, int *level) {
+    int finalised;
     if (!function)
         return loom_fail(LOOM_ERR_ARGUMENT, "loom_run_mpi: the function is NULL");
-    LOOM_TRY(loom__run_options_resolve(given, &options));
+    LOOM_TRY(loom__run_options_resolve(given, options));
     MPI_Finalized(&finalised);
     if (finalised)
         return loom_fail(LOOM_ERR_STATE, "loom_run_mpi: MPI has been finalised; a process can run it once");
-    MPI_Initialized(&initialised);
-    if (!initialised && MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS)
+    MPI_Initialized(initialised);
+    if (!*initialised && MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, level) != MPI_SUCCESS)
         return loom_fail(LOOM_ERR_COMM, "loom_run_mpi: MPI could not be initialised");
-    if (initialised)
-        MPI_Query_thread(&level);
+    if (*initialised)
+        MPI_Query_thread(level);
+    return LOOM_OK;
+}
+
+loom_status loom__run_mpi(
+    loom_rank_function function, void *argument, const loom_run_options *given, size_t chunk_bytes) {
+    loom_run_options options;
+    int initialised = 0, level = MPI_THREAD_FUNNELED;
+    loom_status prepared = prepare(function, given, &options, &initialised, &level);
+    if (prepared != LOOM_OK)
+        return log_failure(given, prepared);
     loom__cpus cpus = {0};
     loom_status status = loom__cpus_allowed(&cpus);
     if (status == LOOM_OK && level < MPI_THREAD_FUNNELED)
@@ -196,9 +213,9 @@ loom_status loom__run_mpi(
     loom_rank_function function, void *argument, const loom_run_options *options, size_t chunk_bytes) {
     (void)function;
     (void)argument;
-    (void)options;
     (void)chunk_bytes;
-    return loom_fail(LOOM_ERR_UNSUPPORTED, "this build of Megaloom has no MPI (configure with -DMEGALOOM_MPI=ON)");
+    return log_failure(options,
+        loom_fail(LOOM_ERR_UNSUPPORTED, "this build of Megaloom has no MPI (configure with -DMEGALOOM_MPI=ON)"));
 }
 
 #endif
