@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-/* ---- Tokenizers ------------------------------------------------------------------------------------------------ */
+/* ---- Tokenizers ---- */
 
 /* A tokenizer is a struct of functions; bring your own, or take the byte tokenizer. */
 typedef struct loom_tokenizer {
@@ -49,7 +49,7 @@ LOOM_API const loom_tokenizer *loom_tokenizer_byte(void);
 /* The built-in tokenizer of that name ("byte"); any other is LOOM_ERR_UNSUPPORTED naming what there is. */
 LOOM_API loom_status loom_tokenizer_find(const char *name, const loom_tokenizer **tokenizer);
 
-/* ---- Indexed datasets: PREFIX.idx and PREFIX.bin ----------------------------------------------------------------- */
+/* ---- Indexed datasets: PREFIX.idx and PREFIX.bin ---- */
 
 /* Megatron's format. PREFIX.bin holds the elements of all sequences; PREFIX.idx, little-endian:
  *   "MMIDIDX\0\0", u64 version 1, u8 dtype code (1 U8, 2 I8, 3 I16, 4 I32, 5 I64, 6 F64, 7 F32, 8 U16),
@@ -103,7 +103,7 @@ LOOM_API loom_status loom_indexed_writer_finish(loom_indexed_writer *writer);
 /* Frees; unfinished files are removed. NULL is accepted. */
 LOOM_API void loom_indexed_writer_destroy(loom_indexed_writer *writer);
 
-/* ---- Text to indexed dataset ------------------------------------------------------------------------------------- */
+/* ---- Text to indexed dataset ---- */
 
 /* Called now and then by the preprocessing thread; bytes of text done and in all. */
 typedef void (*loom_data_progress)(void *context, int64_t documents, int64_t bytes_done, int64_t bytes_total);
@@ -133,8 +133,7 @@ typedef struct loom_data_preprocess_result {
 LOOM_API loom_status loom_data_preprocess_text(
     const loom_data_preprocess_config *config, loom_data_preprocess_result *result);
 
-/* ---- Datasets ------------------------------------------------------------------------------------------------------
- */
+/* ---- Datasets ---- */
 
 /* Where a sample goes: rows of s elements each, written by get. */
 typedef struct loom_sample_row {
@@ -211,7 +210,7 @@ LOOM_API loom_status loom_fixed_dataset_create(
 LOOM_API loom_status loom_mock_dataset_create(
     int64_t sequence_length, int64_t vocab_size, uint64_t seed, int64_t samples, loom_dataset *dataset);
 
-/* ---- Samplers ---------------------------------------------------------------------------------------------------- */
+/* ---- Samplers ---- */
 
 typedef struct loom_data_sampler_config {
     int64_t total_samples;     /* of the dataset */
@@ -246,8 +245,7 @@ LOOM_API loom_status loom_data_sampler_find(const char *name, const loom_data_sa
 LOOM_API loom_status loom_data_microbatches(
     int64_t global_batch_size, int64_t micro_batch_size, int64_t data_parallel_size, int64_t *microbatches);
 
-/* ---- Batches and loaders ------------------------------------------------------------------------------------------
- */
+/* ---- Batches and loaders ---- */
 
 /* One microbatch of one data-parallel rank. Owned by whoever created it; a loader only fills it. */
 typedef struct loom_batch {

@@ -27,8 +27,7 @@ typedef struct loom_fabric loom_fabric;
 typedef struct loom_parallel loom_parallel;
 typedef struct loom_batches loom_batches;
 
-/* ---- Plug-ins: each a struct of functions with one working default -------------------------------------------------
- */
+/* ---- Plug-ins: each a struct of functions with one working default ---- */
 
 /* The device of a rank. */
 typedef struct loom_accelerator {
@@ -89,8 +88,7 @@ typedef struct loom_loss_reduction {
  */
 LOOM_API const loom_loss_reduction *loom_loss_reduction_masked_token(void);
 
-/* ---- The fabric -----------------------------------------------------------------------------------------------------
- */
+/* ---- The fabric ---- */
 
 /* Validates everything and names every fault. config and precision are copied; precision NULL = its default. Not
  * collective. */
@@ -185,8 +183,7 @@ LOOM_API loom_status loom_fabric_setup_megatron_optimizer(loom_fabric *fabric, l
 LOOM_API loom_status loom_fabric_setup_optimizer(
     loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer);
 
-/* ---- Data
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- Data ---- */
 
 /* A loader before the strategy has cut it for this data-parallel rank. */
 typedef struct loom_dataloader {
@@ -235,8 +232,7 @@ typedef struct loom_datamodule {
 /* Sets the module up; a strategy without a sampler adopts the module's. */
 LOOM_API loom_status loom_fabric_process_datamodule(loom_fabric *fabric, const loom_datamodule *datamodule);
 
-/* ---- Steps
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- Steps ---- */
 
 /* Sizes that are 0 are inferred from the loader: the rows of its microbatches, their sequence, the microbatches of a
  * step (1 where it does not know). */
