@@ -65,6 +65,7 @@ typedef struct loom_callback {
 
 typedef struct loom_callbacks loom_callbacks;
 
+/* An empty connector; loom_callbacks_destroy. */
 LOOM_API loom_status loom_callbacks_create(loom_callbacks **callbacks);
 LOOM_API void loom_callbacks_destroy(loom_callbacks *callbacks); /* NULL is accepted; contexts are the callers' */
 /* Copies the struct. Adding the same context and functions again changes nothing. */

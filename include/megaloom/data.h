@@ -63,6 +63,7 @@ LOOM_API loom_status loom_indexed_open(const char *prefix, loom_indexed **indexe
 /* NULL is accepted. Datasets made from it must be destroyed first. */
 LOOM_API void loom_indexed_close(loom_indexed *indexed);
 
+/* What it was opened with, without .idx and .bin; lives as long as the set. */
 LOOM_API const char *loom_indexed_prefix(const loom_indexed *indexed);
 LOOM_API loom_dtype loom_indexed_dtype(const loom_indexed *indexed);
 LOOM_API int64_t loom_indexed_sequences(const loom_indexed *indexed); /* n */

@@ -139,6 +139,7 @@ typedef struct loom_layout {
  * built yet. *out is written only on success. */
 LOOM_API loom_status loom_layout_init(const loom_parallel_sizes *sizes, loom_layout *out);
 
+/* Ranks in all, encoder ranks included. */
 LOOM_API int64_t loom_layout_world_size(const loom_layout *layout);
 /* world / (tensor*pipeline*context), or with an encoder world / (both models' ranks). */
 LOOM_API int64_t loom_layout_data_parallel_size(const loom_layout *layout);

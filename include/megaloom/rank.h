@@ -29,6 +29,7 @@ typedef struct loom_run_options {
     void *log_context;
 } loom_run_options;
 
+/* threads 0, timeout 1800, grace 10, the fast kernels, no log. */
 LOOM_API loom_run_options loom_run_options_default(void);
 
 /* Runs function on n thread ranks and waits for all. Where the allowed CPUs suffice for n * threads, each rank's team

@@ -69,6 +69,7 @@ LOOM_API loom_status loom_safetensors_read_i64(
  * then unknown. */
 typedef struct loom_safetensors_writer loom_safetensors_writer;
 
+/* A writer of `path` (copied); nothing is there under that name until finish. loom_safetensors_writer_destroy. */
 LOOM_API loom_status loom_safetensors_writer_create(const char *path, loom_safetensors_writer **writer);
 /* An entry of `__metadata__`; before the first write. A key given twice is LOOM_ERR_ARGUMENT. */
 LOOM_API loom_status loom_safetensors_writer_metadata(

@@ -117,6 +117,7 @@ typedef struct loom_parallelism {
 } loom_parallelism;
 LOOM_API loom_parallelism loom_fabric_parallelism(const loom_fabric *fabric);
 
+/* The rank that the fabric was made with. */
 LOOM_API loom_rank *loom_fabric_rank(const loom_fabric *fabric);
 /* After launch. */
 LOOM_API const loom_layout *loom_fabric_layout(const loom_fabric *fabric);

@@ -97,6 +97,7 @@ typedef struct loom_tape_options {
     bool check_finite; /* every output is checked; the first NaN or infinity is an error naming operation and scope */
 } loom_tape_options;
 
+/* An empty tape on the rank; options are copied. Not collective; loom_tape_destroy. */
 LOOM_API loom_status loom_tape_create(loom_rank *rank, const loom_tape_options *options, loom_tape **tape);
 LOOM_API void loom_tape_destroy(loom_tape *tape); /* NULL is accepted */
 LOOM_API loom_rank *loom_tape_rank(const loom_tape *tape);
