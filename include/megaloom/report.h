@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-/* Best of up to three sgemm of 2048³ in half a second with this rank's team while the other ranks do the same, summed
+/* Best of two or three sgemm of 2048³ with this rank's team while the other ranks do the same, summed
  * over `comm`: floating point operations a second of all its ranks together. Collective; takes about a second. */
 LOOM_API loom_status loom_measure_gemm_rate(loom_rank *rank, loom_comm *comm, double *flops_per_second);
 
@@ -19,7 +19,9 @@ typedef struct loom_step_report {
     int64_t step; /* from 1 */
     double loss, grad_norm, learning_rate;
     double tokens_per_second;
-    double gemm_share;      /* of the machine's GEMM rate, 0 … 1 */
+    /* Of the machine's GEMM rate, 0 … 1; above 1 the rate was measured beside busy neighbours, and the progress line
+     * leaves it out. */
+    double gemm_share;
     double seconds;         /* this step took */
     double validation_loss; /* NaN where this step had no validation */
     int64_t consumed_samples;

@@ -15,31 +15,58 @@ struct loom_metrics {
     char *path;
 };
 
-/* An earlier run's file is set aside; a file that another run is writing is refused. */
-static loom_status open_locked(const char *path, FILE **file) {
-    char old[4096];
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd == -1)
-        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
-    struct stat found;
-    loom_status status = LOOM_OK;
-    if (flock(fd, LOCK_EX | LOCK_NB) == -1 && errno == EWOULDBLOCK)
-        status = loom_fail(LOOM_ERR_STATE, "%s: another run is writing it; give this one another output", path);
-    if (!status && fstat(fd, &found) == 0 && S_ISREG(found.st_mode) && found.st_size > 0 &&
-        snprintf(old, sizeof old, "%s.old", path) < (int)sizeof old && rename(path, old) == 0) {
+/* Whether the open file is still what the name stands for: another run may have set it aside meanwhile. */
+static bool is_named(int fd, const char *path) {
+    struct stat open_file, named;
+    return fstat(fd, &open_file) == 0 && stat(path, &named) == 0 && open_file.st_dev == named.st_dev &&
+           open_file.st_ino == named.st_ino;
+}
+
+/* A locked file of this name, new or an earlier run's; LOOM_ERR_STATE where another run holds it. */
+static loom_status lock_named(const char *path, int *out) {
+    for (;;) {
+        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (fd == -1)
+            return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+        bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0, taken = !locked && errno == EWOULDBLOCK;
+        /* A file system without locks cannot keep two runs apart. */
+        if ((locked || !taken) && is_named(fd, path)) {
+            *out = fd;
+            return LOOM_OK;
+        }
+        bool other_run = taken && is_named(fd, path);
         close(fd);
-        fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        if (fd == -1 || flock(fd, LOCK_EX | LOCK_NB) == -1)
-            status = loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+        if (other_run)
+            return loom_fail(LOOM_ERR_STATE, "%s: another run is writing it; give this one another output", path);
     }
-    *file = status || fd == -1 ? NULL : fdopen(fd, "w");
+}
+
+/* Sets an earlier run's lines aside. The lock on the old file is held until the new one is locked, so that nobody else
+ * sets anything aside in between. */
+static loom_status set_aside(const char *path, int *fd) {
+    char old[4096];
+    struct stat found;
+    if (fstat(*fd, &found) != 0 || !S_ISREG(found.st_mode) || found.st_size == 0)
+        return LOOM_OK;
+    if (snprintf(old, sizeof old, "%s.old", path) >= (int)sizeof old)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the metrics is too long");
+    int fresh = -1;
+    loom_status status =
+        rename(path, old) == 0 ? lock_named(path, &fresh) : loom_fail(LOOM_ERR_IO, "%s: cannot be set aside: %m", path);
+    close(*fd);
+    *fd = fresh;
+    return status;
+}
+
+static loom_status open_locked(const char *path, FILE **file) {
+    int fd;
+    LOOM_TRY(lock_named(path, &fd));
+    LOOM_TRY(set_aside(path, &fd));
+    *file = fdopen(fd, "w");
     if (*file)
         return LOOM_OK;
-    if (!status)
-        status = loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
-    if (fd != -1)
-        close(fd);
-    return status;
+    close(fd);
+    return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
 }
 
 loom_status loom_metrics_open(const char *path, loom_metrics **out) {

@@ -68,7 +68,7 @@ static void put_line(loom_progress *progress, const loom_step_report *report, bo
     snprintf(loss, sizeof loss, "  loss %.4f", report->loss);
     if (!isnan(report->tokens_per_second))
         rate(report->tokens_per_second, tokens, sizeof tokens);
-    if (!isnan(report->gemm_share))
+    if (report->gemm_share <= 1)
         snprintf(share, sizeof share, "  %.0f%% of GEMM rate", report->gemm_share * 100);
     if (progress->mean_seconds > 0)
         duration(progress->mean_seconds * (double)(progress->steps - report->step), left, sizeof left);

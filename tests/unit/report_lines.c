@@ -11,6 +11,7 @@
 #include <megaloom/report.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static loom_step_report step_report(int64_t step) {
@@ -72,6 +73,58 @@ static void a_file_that_cannot_be_written_is_named(void **state) {
     assert_int_equal(loom_metrics_open(MEGALOOM_BUILD "/no/such/folder/metrics.jsonl", &metrics), LOOM_ERR_IO);
     assert_null(metrics);
     assert_non_null(strstr(loom_error_message(), "/no/such/folder/metrics.jsonl"));
+}
+
+/* Several processes open one path at once, over an earlier run's file: one has it, the others are refused. */
+static void one_run_alone_writes_a_file_and_the_earlier_one_is_kept(void **state) {
+    enum { OPENERS = 3, ROUNDS = 100 };
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++) {
+        char path[] = MEGALOOM_BUILD "/metrics-XXXXXX", old[sizeof path + 4];
+        int owners = 0, refused = 0, go[2], told[2], hold[2], fd = mkstemp(path);
+        assert_int_equal(write(fd, "earlier\n", 8), 8);
+        close(fd);
+        assert_true(pipe(go) == 0 && pipe(told) == 0 && pipe(hold) == 0);
+        pid_t children[OPENERS];
+        for (int i = 0; i < OPENERS; i++)
+            if ((children[i] = fork()) == 0) {
+                loom_metrics *metrics;
+                char byte;
+                close(go[1]);
+                close(hold[1]);
+                (void)!read(go[0], &byte, 1); /* until the parent lets all of them go */
+                loom_status status = loom_metrics_open(path, &metrics);
+                byte = status == LOOM_OK ? 'o' : status == LOOM_ERR_STATE ? 'r' : '?';
+                (void)!write(told[1], &byte, 1);
+                (void)!read(hold[0], &byte, 1); /* whoever has the file keeps it until all have tried */
+                _exit(0);
+            }
+        close(go[0]);
+        close(go[1]);
+        close(hold[0]);
+        for (int i = 0; i < OPENERS; i++) {
+            char byte;
+            assert_int_equal(read(told[0], &byte, 1), 1);
+            owners += byte == 'o';
+            refused += byte == 'r';
+        }
+        close(hold[1]);
+        close(told[0]);
+        close(told[1]);
+        for (int i = 0; i < OPENERS; i++)
+            waitpid(children[i], NULL, 0);
+        snprintf(old, sizeof old, "%s.old", path);
+        assert_int_equal(owners + refused, OPENERS);
+        assert_int_equal(owners, 1);
+        char line[16] = "";
+        FILE *kept = fopen(old, "r");
+        assert_non_null(kept);
+        assert_non_null(fgets(line, sizeof line, kept));
+        fclose(kept);
+        assert_string_equal(line, "earlier\n");
+        unlink(path);
+        unlink(old);
+    }
 }
 
 /* ---- progress ---- */
@@ -193,6 +246,7 @@ static void the_gemm_rate_is_the_sum_over_the_ranks_by_their_own_kernels(void **
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_step_is_one_object_that_can_be_read_at_once),
+        cmocka_unit_test(one_run_alone_writes_a_file_and_the_earlier_one_is_kept),
         cmocka_unit_test(a_file_that_cannot_be_written_is_named),
         cmocka_unit_test(a_file_gets_the_first_the_last_and_every_nth_step),
         cmocka_unit_test(a_terminal_gets_one_line_that_is_rewritten),
