@@ -362,6 +362,44 @@ static void launching_again_is_safe_and_every_call_has_its_time(void **state) {
     must_run(4, live, NULL);
 }
 
+/* ---- callbacks ---- */
+
+static loom_status count_step(void *context, loom_step *step) {
+    (void)context;
+    step->number++;
+    return LOOM_OK;
+}
+
+static loom_status keep_callback(loom_rank *rank, void *argument) {
+    loom_megatron_strategy_config config = defaults(1);
+    loom_step step = {0};
+    small_run run;
+    (void)argument;
+    LOOM_TRY(small_start(rank, &config, &run));
+    loom_callbacks *callbacks = loom_fabric_callbacks(run.fabric);
+    loom_callback own = {.context = run.parallel, .event = {[LOOM_EVENT_STEP_END] = count_step}}, other = own;
+    other.event[LOOM_EVENT_STEP_END] = NULL;
+    LOOM_TRY(loom_callbacks_add(callbacks, &own));
+    int64_t count = loom_callbacks_count(callbacks);
+    loom_parallel_destroy(run.parallel);
+    run.parallel = NULL;
+    CHECK(loom_callbacks_count(callbacks) == count - 1, "%lld of %lld callbacks are left",
+        (long long)loom_callbacks_count(callbacks), (long long)count);
+    loom_callbacks_remove(callbacks, &other);
+    LOOM_TRY(loom_callbacks_call(callbacks, LOOM_EVENT_STEP_END, &step));
+    CHECK(step.number == 1, "the own callback was called %lld times", (long long)step.number);
+    loom_callbacks_remove(callbacks, &own);
+    LOOM_TRY(loom_callbacks_call(callbacks, LOOM_EVENT_STEP_END, &step));
+    CHECK(step.number == 1, "a callback that was taken out is called");
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void a_callback_about_a_module_outlives_it(void **state) {
+    (void)state;
+    must_run(1, keep_callback, NULL);
+}
+
 /* ---- contexts ---- */
 
 typedef struct context_body {
@@ -531,6 +569,7 @@ int main(void) {
         cmocka_unit_test(a_precision_hook_that_fails_on_one_rank_fails_the_set_up_of_all),
         cmocka_unit_test(an_own_sampler_chooses_and_one_of_a_data_module_is_adopted),
         cmocka_unit_test(launching_again_is_safe_and_every_call_has_its_time),
+        cmocka_unit_test(a_callback_about_a_module_outlives_it),
         cmocka_unit_test(contexts_skip_the_initialisation_and_restore_it_also_after_an_error),
         cmocka_unit_test(parallelism_is_a_copy_with_its_defaults_filled_in),
         cmocka_unit_test(what_is_not_built_or_not_legal_is_refused_by_name),
