@@ -16,6 +16,7 @@ struct loom_fabric {
     uint64_t seed;
     bool launched;
     bool device_ready;           /* the accelerator has been set up */
+    bool tuned;                  /* all ranks' accelerators were set up, and this rank's was tuned */
     double rank_timeout;         /* of the rank, before the strategy's shorter one took its place; 0 = it did not */
     bool perform_initialization; /* false inside megatron_context */
     int64_t modules;             /* set up and not destroyed yet */

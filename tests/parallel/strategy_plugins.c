@@ -15,7 +15,7 @@ static loom_megatron_strategy_config defaults(int tp) {
 /* ---- accelerator ---- */
 
 typedef struct device_log {
-    atomic_int setups, teardowns, tunes, lines, wrong_devices;
+    atomic_int setups, teardowns, tunes, lines, wrong_devices, fires;
 } device_log;
 
 static loom_status device_setup(void *context, loom_rank *rank, int device) {
@@ -94,6 +94,43 @@ static void a_device_that_was_not_set_up_is_not_torn_down(void **state) {
     (void)state;
     must_run(1, break_device, &log);
     assert_int_equal(log.teardowns, 0);
+}
+
+static loom_status device_on_fire_once(void *context, loom_rank *rank, int device) {
+    device_log *log = context;
+    if (loom_rank_index(rank) == 1 && log->fires++ == 0)
+        return device_broken(context, rank, device);
+    return device_setup(context, rank, device);
+}
+
+static loom_status repair(loom_rank *rank, void *argument) {
+    loom_accelerator abacus = {"abacus", argument, device_on_fire_once, device_teardown, device_tune};
+    loom_megatron_strategy_config config = defaults(1);
+    loom_fabric *fabric;
+    config.accelerator = &abacus;
+    LOOM_TRY(loom_fabric_create(rank, &config, NULL, &fabric));
+    loom_status first = loom_fabric_launch(fabric);
+    for (int i = 0; i < 2; i++)
+        LOOM_TRY(loom_fabric_launch(fabric));
+    loom_fabric_destroy(fabric);
+    CHECK(first == (loom_rank_index(rank) == 1 ? LOOM_ERR_STATE : LOOM_ERR_ABORTED), "found %s",
+        loom_status_name(first));
+    return LOOM_OK;
+}
+
+static void after_a_device_failed_on_one_rank_all_are_tuned_by_the_next_launch(void **state) {
+    device_log log = {0};
+    loom_run_options options = test_options();
+    (void)state;
+    options.log = count_lines;
+    options.log_context = &log;
+    if (loom_run_local(2, repair, &log, &options))
+        fail_msg("%s", loom_error_message());
+    assert_int_equal(log.fires, 2);
+    assert_int_equal(log.setups, 2);
+    assert_int_equal(log.tunes, 2);
+    assert_int_equal(log.teardowns, 2);
+    assert_int_equal(log.lines, 1);
 }
 
 /* ---- cluster environment ---- */
@@ -563,6 +600,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_own_accelerator_is_set_up_once_tuned_once_and_torn_down),
         cmocka_unit_test(a_device_that_was_not_set_up_is_not_torn_down),
+        cmocka_unit_test(after_a_device_failed_on_one_rank_all_are_tuned_by_the_next_launch),
         cmocka_unit_test(an_own_cluster_environment_is_asked),
         cmocka_unit_test(an_environment_that_contradicts_the_ranks_is_refused),
         cmocka_unit_test(the_precision_hooks_run_in_their_order),
