@@ -2,6 +2,7 @@
 #include "parallel/small_model.h"
 #include "parallel/support.h"
 #include "parallel/toy_module.h"
+#include "runtime/rank.h"
 #include <math.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -113,8 +114,8 @@ static loom_status repair(loom_rank *rank, void *argument) {
     for (int i = 0; i < 2; i++)
         LOOM_TRY(loom_fabric_launch(fabric));
     loom_fabric_destroy(fabric);
-    CHECK(first == (loom_rank_index(rank) == 1 ? LOOM_ERR_STATE : LOOM_ERR_ABORTED), "found %s",
-        loom_status_name(first));
+    CHECK(
+        first == (loom_rank_index(rank) == 1 ? LOOM_ERR_STATE : LOOM_ERR_ABORTED), "found %s", loom_status_name(first));
     return LOOM_OK;
 }
 
@@ -596,6 +597,37 @@ static void the_timeout_of_the_strategy_ends_a_wait(void **state) {
     assert_non_null(strstr(loom_error_message(), "rank 1"));
 }
 
+/* order: which of the two is launched first, and which is destroyed first. */
+static loom_status limit_twice(loom_rank *rank, void *argument) {
+    static const double seconds[2] = {20, 10};
+    const int *order = argument;
+    double whole = rank->endpoint->timeout;
+    loom_megatron_strategy_config config = defaults(1);
+    loom_fabric *fabrics[2];
+    for (int i = 0; i < 2; i++) {
+        config.timeout = seconds[i];
+        LOOM_TRY(loom_fabric_create(rank, &config, NULL, &fabrics[i]));
+    }
+    CHECK(rank->endpoint->timeout == whole, "a limit before the launch");
+    for (int i = 0; i < 4; i++) { /* each twice: launching again is no second limit */
+        int launched = i < 2 ? order[0] : !order[0];
+        LOOM_TRY(loom_fabric_launch(fabrics[launched]));
+        CHECK(
+            rank->endpoint->timeout == (i < 2 ? seconds[launched] : 10), "launch %d: %g s", i, rank->endpoint->timeout);
+    }
+    loom_fabric_destroy(fabrics[order[1]]);
+    CHECK(rank->endpoint->timeout == seconds[!order[1]], "one is left: %g s", rank->endpoint->timeout);
+    loom_fabric_destroy(fabrics[!order[1]]);
+    CHECK(rank->endpoint->timeout == whole, "none is left: %g s", rank->endpoint->timeout);
+    return LOOM_OK;
+}
+
+static void the_shortest_timeout_of_the_living_holds_in_whatever_order_they_go(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        must_run(2, limit_twice, (int[]){i % 2, i / 2});
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_own_accelerator_is_set_up_once_tuned_once_and_torn_down),
@@ -612,6 +644,7 @@ int main(void) {
         cmocka_unit_test(parallelism_is_a_copy_with_its_defaults_filled_in),
         cmocka_unit_test(what_is_not_built_or_not_legal_is_refused_by_name),
         cmocka_unit_test(the_timeout_of_the_strategy_ends_a_wait),
+        cmocka_unit_test(the_shortest_timeout_of_the_living_holds_in_whatever_order_they_go),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
