@@ -47,8 +47,14 @@ loom_status loom__rank_run(loom_rank *rank, loom_rank_function function, void *a
 /* options, or the defaults for NULL, checked. */
 loom_status loom__run_options_resolve(const loom_run_options *given, loom_run_options *options);
 
-/* loom_run_mpi with a limit on the bytes of one MPI message (0 = as large as MPI can). */
+/* What only tests ask of an MPI run. */
+typedef struct loom__mpi_options {
+    size_t chunk_bytes;                /* limits one MPI message; 0 = as large as MPI can */
+    void (*returned)(loom_rank *rank); /* called when the rank's function has returned, before it meets the others */
+} loom__mpi_options;
+
+/* loom_run_mpi with them; NULL = none. */
 loom_status loom__run_mpi(
-    loom_rank_function function, void *argument, const loom_run_options *options, size_t chunk_bytes);
+    loom_rank_function function, void *argument, const loom_run_options *options, const loom__mpi_options *mpi);
 
 #endif
