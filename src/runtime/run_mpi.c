@@ -172,34 +172,39 @@ static loom_status run_rank(loom_status mine, loom_rank_function function, void 
     return status == LOOM_OK ? LOOM_OK : loom_fail(status, "%s", text);
 }
 
-/* What must be before there are ranks that could report anything. */
-static loom_status prepare(loom_rank_function function, const loom_run_options *given, loom_run_options *options,
-    int *initialised, int *level) {
-    int finalised;
+/* What was asked for; after a failure options are such that the failure can be told to the other ranks. */
+static loom_status resolve(loom_rank_function function, const loom_run_options *given, loom_run_options *options) {
+    *options = loom_run_options_default();
+    if (given) {
+        options->log = given->log;
+        options->log_context = given->log_context;
+    }
     if (!function)
         return loom_fail(LOOM_ERR_ARGUMENT, "loom_run_mpi: the function is NULL");
-    LOOM_TRY(loom__run_options_resolve(given, options));
-    MPI_Finalized(&finalised);
-    if (finalised)
-        return loom_fail(LOOM_ERR_STATE, "loom_run_mpi: MPI has been finalised; a process can run it once");
-    MPI_Initialized(initialised);
-    if (!*initialised && MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, level) != MPI_SUCCESS)
-        return loom_fail(LOOM_ERR_COMM, "loom_run_mpi: MPI could not be initialised");
-    if (*initialised)
-        MPI_Query_thread(level);
-    return LOOM_OK;
+    return loom__run_options_resolve(given, options);
 }
 
 loom_status loom__run_mpi(
     loom_rank_function function, void *argument, const loom_run_options *given, const loom__mpi_options *mpi) {
     static const loom__mpi_options none = {0};
     loom_run_options options;
-    int initialised = 0, level = MPI_THREAD_FUNNELED;
-    loom_status prepared = prepare(function, given, &options, &initialised, &level);
-    if (prepared != LOOM_OK)
-        return log_failure(given, prepared);
+    int finalised = 0, initialised = 0, level = MPI_THREAD_FUNNELED;
+    MPI_Finalized(&finalised);
+    if (finalised)
+        return log_failure(
+            given, loom_fail(LOOM_ERR_STATE, "loom_run_mpi: MPI has been finalised; a process can run it once"));
+    MPI_Initialized(&initialised);
+    loom_status status = resolve(function, given, &options);
+    /* Where MPI is up, the other ranks may be waiting for this one to start with them. */
+    if (status != LOOM_OK && !initialised)
+        return log_failure(given, status);
+    if (initialised)
+        MPI_Query_thread(&level);
+    else if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS)
+        return log_failure(given, loom_fail(LOOM_ERR_COMM, "loom_run_mpi: MPI could not be initialised"));
     loom__cpus cpus = {0};
-    loom_status status = loom__cpus_allowed(&cpus);
+    if (status == LOOM_OK)
+        status = loom__cpus_allowed(&cpus);
     if (status == LOOM_OK && level < MPI_THREAD_FUNNELED)
         status = loom_fail(LOOM_ERR_STATE, "loom_run_mpi: MPI was initialised for single-threaded use; MPI_Init_thread "
                                            "with MPI_THREAD_FUNNELED is needed");

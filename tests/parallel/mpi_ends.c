@@ -111,25 +111,27 @@ static void to_stderr(void *context, loom_log_level level, const char *line) {
 int MPI_Init_thread(int *argc, char ***argv, int required, int *provided);
 int MPI_Finalize(void);
 
-/* Rank 2 cannot start, since it asked its MPI for single-threaded use. */
-static int play_single_threaded(void) {
+/* Rank 2 cannot start: it asked its MPI for single-threaded use, or gives options or a function that none can run. */
+static int play_own_mpi(const char *name) {
     enum { SINGLE, FUNNELED };
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    bool bad = rank && strcmp(rank, "2") == 0;
+    loom_rank_function function = bad && strcmp(name, "own-function") == 0 ? NULL : scene;
     int level;
     alarm(15); /* where ranks wait for one that has gone, nothing else ends them */
-    MPI_Init_thread(NULL, NULL, rank && strcmp(rank, "2") == 0 ? SINGLE : FUNNELED, &level);
+    MPI_Init_thread(NULL, NULL, bad && strcmp(name, "own-single") == 0 ? SINGLE : FUNNELED, &level);
     loom_run_options options = loom_run_options_default();
-    options.threads = 1;
+    options.threads = bad && strcmp(name, "own-options") == 0 ? -1 : 1;
     options.log = to_stderr;
-    loom_status status = loom_run_mpi(scene, "fail", &options);
+    loom_status status = loom_run_mpi(function, "fail", &options);
     fprintf(stderr, "rank %s got %s: %s\n", rank, loom_status_name(status), loom_error_message());
     MPI_Finalize();
     return status == LOOM_OK ? 0 : 1;
 }
 
 static int play(char *name) {
-    if (strcmp(name, "single") == 0)
-        return play_single_threaded();
+    if (strncmp(name, "own", 3) == 0)
+        return play_own_mpi(name);
     loom_run_options options = loom_run_options_default();
     options.threads = strcmp(name, "bound") == 0 ? 2 : 1;
     options.timeout = strcmp(name, "sleep") == 0 || strcmp(name, "late") == 0 ? 1 : 30;
@@ -263,16 +265,27 @@ static void a_process_that_is_killed_at_the_end_is_named_by_ranks_that_compute(v
     assert_int_equal(times(&out, "rank 2 has died"), 1);
 }
 
+static void expect_no_start(const char *name, const char *status, const char *reason) {
+    static outcome out;
+    char line[256];
+    start_failing(name, &out);
+    assert_int_equal(times(&out, "LOG 3 "), 1);
+    snprintf(line, sizeof line, "LOG 3 rank 2 could not start: %s", reason);
+    expect(&out, line);
+    for (int rank = 0; rank < 2; rank++) {
+        snprintf(line, sizeof line, "rank %d got LOOM_ERR_ABORTED: rank 2 could not start: %s", rank, reason);
+        expect(&out, line);
+    }
+    snprintf(line, sizeof line, "rank 2 got %s: rank 2 could not start", status);
+    expect(&out, line);
+    assert_int_equal(times(&out, "Alarm clock"), 0);
+}
+
 static void a_rank_that_cannot_start_fails_all_and_is_logged_once(void **state) {
     (void)state;
-    static outcome out;
-    start_failing("single", &out);
-    assert_int_equal(times(&out, "LOG 3 "), 1);
-    expect(&out, "LOG 3 rank 2 could not start: loom_run_mpi: MPI was initialised for single-threaded use");
-    expect(&out, "rank 0 got LOOM_ERR_ABORTED: rank 2 could not start: loom_run_mpi: MPI was");
-    expect(&out, "rank 1 got LOOM_ERR_ABORTED: rank 2 could not start: loom_run_mpi: MPI was");
-    expect(&out, "rank 2 got LOOM_ERR_STATE: rank 2 could not start");
-    assert_int_equal(times(&out, "Alarm clock"), 0);
+    expect_no_start("own-single", "LOOM_ERR_STATE", "loom_run_mpi: MPI was initialised for single-threaded use");
+    expect_no_start("own-options", "LOOM_ERR_ARGUMENT", "threads of a rank: found -1");
+    expect_no_start("own-function", "LOOM_ERR_ARGUMENT", "loom_run_mpi: the function is NULL");
 }
 
 static void members_that_disagree_are_told_so(void **state) {
