@@ -72,8 +72,8 @@ LOOM_API void loom_callbacks_destroy(loom_callbacks *callbacks); /* NULL is acce
 LOOM_API loom_status loom_callbacks_add(loom_callbacks *callbacks, const loom_callback *callback);
 /* Adds all of `other` behind those of `callbacks`. */
 LOOM_API loom_status loom_callbacks_merge(loom_callbacks *callbacks, const loom_callbacks *other);
-/* Takes out every callback with that context. */
-LOOM_API void loom_callbacks_remove(loom_callbacks *callbacks, const void *context);
+/* Takes out the callback with the same context and functions, if it is there. */
+LOOM_API void loom_callbacks_remove(loom_callbacks *callbacks, const loom_callback *callback);
 LOOM_API int64_t loom_callbacks_count(const loom_callbacks *callbacks);
 /* Calls the event's functions in order; the first error ends it and is returned, with the event's name before its
  * message. */

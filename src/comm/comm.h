@@ -70,7 +70,8 @@ struct loom__endpoint {
     loom__board *board;
     loom__page *page;    /* this rank's own, on the board */
     const int *page_of;  /* [size] the page of a global rank, -1 on other machines; NULL = page number is the rank */
-    double timeout;      /* seconds */
+    double timeout;      /* seconds that a wait may take now */
+    double limit;        /* the same, as the launcher was told */
     bool oversubscribed; /* more threads than cores: waits give the core away at once */
     bool one_process;    /* all ranks are threads of this process */
     _Atomic uint32_t *sleep_word; /* thread ranks: what this rank sleeps on; others clear it and wake */

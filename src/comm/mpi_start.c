@@ -167,6 +167,7 @@ loom_status loom__endpoint_create_mpi(const loom__endpoint_options *options, loo
         .size = size,
         .backend = &loom__mpi_backend,
         .timeout = options->timeout,
+        .limit = options->timeout,
         .oversubscribed = options->oversubscribed,
         .state = world};
     status = agree(MPI_COMM_WORLD, make_communicators(world, &node), speaks);

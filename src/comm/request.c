@@ -221,12 +221,14 @@ static loom_status check_same_operation(loom_request *request, int place) {
 static loom_status look_around(loom_request *request, double seconds) {
     loom_comm *comm = request->comm;
     loom__endpoint *endpoint = comm->endpoint;
+    /* Where the ranks meet at the end, whoever has returned is about to come, unless it dies on the way. */
+    bool at_end = comm == endpoint->end;
     for (int place = 0; place < comm->size; place++) {
         const loom__page *page = loom__endpoint_page(endpoint, comm->ranks[place]);
         if (!concerns(request, place) || !page)
             continue;
         uint32_t state = atomic_load_explicit(&page->state, memory_order_acquire);
-        if (state == LOOM__RANK_RETURNED && is_missing(request, place)) {
+        if (state == LOOM__RANK_RETURNED && !at_end && is_missing(request, place)) {
             /* What it did before it returned is visible now. */
             loom__comm_progress(endpoint);
             if (request->done || endpoint->failure)
@@ -236,7 +238,7 @@ static loom_status look_around(loom_request *request, double seconds) {
                 continue;
             return fail_about(request, place, LOOM_ERR_COMM, "returned from its function without coming to");
         }
-        if (!endpoint->one_process && state != LOOM__RANK_RETURNED) {
+        if (!endpoint->one_process && (at_end || state != LOOM__RANK_RETURNED)) {
             if (loom__page_process_is_dead(page))
                 return fail_about(request, place, LOOM_ERR_COMM, "has died; it was needed by");
             LOOM_TRY(check_same_operation(request, place));

@@ -628,7 +628,7 @@ loom_status loom__endpoint_create_thread(
     endpoint->backend = &thread_backend;
     endpoint->board = world->board;
     endpoint->page = &world->board->page[rank];
-    endpoint->timeout = options->timeout;
+    endpoint->timeout = endpoint->limit = options->timeout;
     endpoint->oversubscribed = options->oversubscribed;
     endpoint->one_process = true;
     endpoint->sleep_word = &world->words[rank].sleeping;

@@ -53,6 +53,30 @@ void loom__rank_close(loom_rank *rank) {
     *rank = (loom_rank){0};
 }
 
+static void shorten_waits(loom_rank *rank) {
+    double shortest = rank->endpoint->limit;
+    for (const loom__limit *limit = rank->limits; limit; limit = limit->next)
+        shortest = limit->seconds < shortest ? limit->seconds : shortest;
+    rank->endpoint->timeout = shortest;
+}
+
+void loom__rank_lift_limit(loom_rank *rank, loom__limit *limit) {
+    loom__limit **at = &rank->limits;
+    while (*at && *at != limit)
+        at = &(*at)->next;
+    if (!*at)
+        return;
+    *at = limit->next;
+    shorten_waits(rank);
+}
+
+void loom__rank_set_limit(loom_rank *rank, loom__limit *limit, double seconds) {
+    loom__rank_lift_limit(rank, limit);
+    *limit = (loom__limit){seconds, rank->limits};
+    rank->limits = limit;
+    shorten_waits(rank);
+}
+
 void loom__rank_progress(loom_rank *rank) {
     loom__comm_progress(rank->endpoint);
 }

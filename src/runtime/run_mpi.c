@@ -60,8 +60,8 @@ static void on_sigterm(int signal_number) {
             write_line(board->message);
         for (int i = 0; i < board->pages; i++) {
             const loom__page *page = &board->page[i];
-            if (atomic_load_explicit(&page->state, memory_order_relaxed) == LOOM__RANK_RUNNING &&
-                loom__page_process_is_dead(page)) {
+            uint32_t state = atomic_load_explicit(&page->state, memory_order_relaxed);
+            if ((state == LOOM__RANK_RUNNING || state == LOOM__RANK_RETURNED) && loom__page_process_is_dead(page)) {
                 write_page(page, true);
                 known = true;
             }
@@ -129,10 +129,10 @@ static loom_status start(loom_status mine, const loom_run_options *options, size
 }
 
 static loom_status run_rank(loom_status mine, loom_rank_function function, void *argument,
-    const loom_run_options *options, size_t chunk_bytes, const loom__cpus *cpus, bool own) {
+    const loom_run_options *options, const loom__mpi_options *mpi, const loom__cpus *cpus, bool own) {
     loom__endpoint *endpoint;
     loom__mpi_place place;
-    LOOM_TRY(start(mine, options, chunk_bytes, cpus, &place, &endpoint));
+    LOOM_TRY(start(mine, options, mpi->chunk_bytes, cpus, &place, &endpoint));
     int sharing = place.same_cores ? place.local_size : 1, seat = place.same_cores ? place.local_rank : 0;
     int threads = options->threads > 0 ? options->threads : loom__cpus_default_threads(cpus, sharing);
     endpoint->oversubscribed = (int64_t)sharing * threads > cpus->count;
@@ -149,6 +149,8 @@ static loom_status run_rank(loom_status mine, loom_rank_function function, void 
     if (status == LOOM_OK) {
         warn_about_binding(&rank, cpus, threads);
         status = loom__rank_run(&rank, function, argument, text);
+        if (mpi->returned)
+            mpi->returned(&rank);
     } else {
         snprintf(text, sizeof text, "rank %d could not start: %s", endpoint->rank, loom_error_message());
         loom__board_abort(endpoint->board, endpoint->rank, status, text);
@@ -170,37 +172,43 @@ static loom_status run_rank(loom_status mine, loom_rank_function function, void 
     return status == LOOM_OK ? LOOM_OK : loom_fail(status, "%s", text);
 }
 
-/* What must be before there are ranks that could report anything. */
-static loom_status prepare(loom_rank_function function, const loom_run_options *given, loom_run_options *options,
-    int *initialised, int *level) {
-    int finalised;
+/* What was asked for; after a failure options are such that the failure can be told to the other ranks. */
+static loom_status resolve(loom_rank_function function, const loom_run_options *given, loom_run_options *options) {
+    *options = loom_run_options_default();
+    if (given) {
+        options->log = given->log;
+        options->log_context = given->log_context;
+    }
     if (!function)
         return loom_fail(LOOM_ERR_ARGUMENT, "loom_run_mpi: the function is NULL");
-    LOOM_TRY(loom__run_options_resolve(given, options));
-    MPI_Finalized(&finalised);
-    if (finalised)
-        return loom_fail(LOOM_ERR_STATE, "loom_run_mpi: MPI has been finalised; a process can run it once");
-    MPI_Initialized(initialised);
-    if (!*initialised && MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, level) != MPI_SUCCESS)
-        return loom_fail(LOOM_ERR_COMM, "loom_run_mpi: MPI could not be initialised");
-    if (*initialised)
-        MPI_Query_thread(level);
-    return LOOM_OK;
+    return loom__run_options_resolve(given, options);
 }
 
 loom_status loom__run_mpi(
-    loom_rank_function function, void *argument, const loom_run_options *given, size_t chunk_bytes) {
+    loom_rank_function function, void *argument, const loom_run_options *given, const loom__mpi_options *mpi) {
+    static const loom__mpi_options none = {0};
     loom_run_options options;
-    int initialised = 0, level = MPI_THREAD_FUNNELED;
-    loom_status prepared = prepare(function, given, &options, &initialised, &level);
-    if (prepared != LOOM_OK)
-        return log_failure(given, prepared);
+    int finalised = 0, initialised = 0, level = MPI_THREAD_FUNNELED;
+    MPI_Finalized(&finalised);
+    if (finalised)
+        return log_failure(
+            given, loom_fail(LOOM_ERR_STATE, "loom_run_mpi: MPI has been finalised; a process can run it once"));
+    MPI_Initialized(&initialised);
+    loom_status status = resolve(function, given, &options);
+    /* Where MPI is up, the other ranks may be waiting for this one to start with them. */
+    if (status != LOOM_OK && !initialised)
+        return log_failure(given, status);
+    if (initialised)
+        MPI_Query_thread(&level);
+    else if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS)
+        return log_failure(given, loom_fail(LOOM_ERR_COMM, "loom_run_mpi: MPI could not be initialised"));
     loom__cpus cpus = {0};
-    loom_status status = loom__cpus_allowed(&cpus);
+    if (status == LOOM_OK)
+        status = loom__cpus_allowed(&cpus);
     if (status == LOOM_OK && level < MPI_THREAD_FUNNELED)
         status = loom_fail(LOOM_ERR_STATE, "loom_run_mpi: MPI was initialised for single-threaded use; MPI_Init_thread "
                                            "with MPI_THREAD_FUNNELED is needed");
-    status = run_rank(status, function, argument, &options, chunk_bytes, &cpus, !initialised);
+    status = run_rank(status, function, argument, &options, mpi ? mpi : &none, &cpus, !initialised);
     loom__cpus_free(&cpus);
     if (!initialised)
         MPI_Finalize();
@@ -210,10 +218,10 @@ loom_status loom__run_mpi(
 #else
 
 loom_status loom__run_mpi(
-    loom_rank_function function, void *argument, const loom_run_options *options, size_t chunk_bytes) {
+    loom_rank_function function, void *argument, const loom_run_options *options, const loom__mpi_options *mpi) {
     (void)function;
     (void)argument;
-    (void)chunk_bytes;
+    (void)mpi;
     return log_failure(options,
         loom_fail(LOOM_ERR_UNSUPPORTED, "this build of Megaloom has no MPI (configure with -DMEGALOOM_MPI=ON)"));
 }
@@ -221,5 +229,5 @@ loom_status loom__run_mpi(
 #endif
 
 loom_status loom_run_mpi(loom_rank_function function, void *argument, const loom_run_options *options) {
-    return loom__run_mpi(function, argument, options, 0);
+    return loom__run_mpi(function, argument, options, NULL);
 }

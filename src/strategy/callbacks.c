@@ -60,10 +60,10 @@ loom_status loom_callbacks_merge(loom_callbacks *callbacks, const loom_callbacks
     return LOOM_OK;
 }
 
-void loom_callbacks_remove(loom_callbacks *callbacks, const void *context) {
+void loom_callbacks_remove(loom_callbacks *callbacks, const loom_callback *callback) {
     int64_t kept = 0;
     for (int64_t i = 0; i < callbacks->count; i++)
-        if (callbacks->list[i].context != context)
+        if (!same(&callbacks->list[i], callback))
             callbacks->list[kept++] = callbacks->list[i];
     callbacks->count = kept;
 }

@@ -2,7 +2,6 @@
  * belongs to whom and hands the parts to each other in the order that strategy-wide contracts fix. */
 #include "base/faults.h"
 #include "config/sizes.h"
-#include "runtime/rank.h"
 #include "strategy/strategy.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,8 +69,7 @@ void loom_fabric_destroy(loom_fabric *fabric) {
     if (!fabric)
         return;
     destroy_groups(fabric);
-    if (fabric->rank_timeout > 0)
-        fabric->rank->endpoint->timeout = fabric->rank_timeout;
+    loom__rank_lift_limit(fabric->rank, &fabric->limit);
     if (fabric->device_ready && fabric->accelerator->teardown)
         fabric->accelerator->teardown(fabric->accelerator->context, fabric->rank);
     loom_callbacks_destroy(fabric->callbacks);
@@ -131,20 +129,11 @@ static loom_status setup_device(loom_fabric *fabric) {
     return LOOM_OK;
 }
 
-/* The strategy's limit is one of its waits; a run that was given a shorter one keeps that. */
-static void limit_waits(loom_fabric *fabric) {
-    double *timeout = &fabric->rank->endpoint->timeout;
-    if (fabric->config.timeout >= *timeout)
-        return;
-    fabric->rank_timeout = *timeout;
-    *timeout = fabric->config.timeout;
-}
-
 /* What a rank does by itself before it meets the others in their groups. */
-static loom_status prepare(loom_fabric *fabric, bool first) {
+static loom_status prepare(loom_fabric *fabric) {
     LOOM_TRY(compute_layout(fabric));
-    limit_waits(fabric);
-    return first ? setup_device(fabric) : LOOM_OK;
+    loom__rank_set_limit(fabric->rank, &fabric->limit, fabric->config.timeout);
+    return fabric->device_ready ? LOOM_OK : setup_device(fabric);
 }
 
 loom_status loom_fabric_launch(loom_fabric *fabric) {
@@ -152,19 +141,19 @@ loom_status loom_fabric_launch(loom_fabric *fabric) {
         return loom_fail(LOOM_ERR_STATE, "launch: %lld module(s) still use the groups of the first launch",
             (long long)fabric->modules);
     const loom_cluster_environment *environment = fabric->environment;
-    bool first = !fabric->device_ready;
     fabric->launched = false; /* until all groups stand again */
     destroy_groups(fabric);
-    LOOM_TRY(loom_agree(loom_rank_world(fabric->rank), prepare(fabric, first)));
+    LOOM_TRY(loom_agree(loom_rank_world(fabric->rank), prepare(fabric)));
     for (size_t i = 0; i < sizeof used_groups / sizeof *used_groups; i++)
         LOOM_TRY(create_group(fabric, used_groups[i]));
-    if (first) {
+    if (!fabric->tuned) {
         LOOM_TRY(tune(fabric));
         if (loom_rank_index(fabric->rank) == 0 &&
             !environment->creates_processes_externally(environment->context, fabric->rank))
             loom_rank_log(fabric->rank, LOOM_LOG_INFO,
                 "the ranks are threads of this process: start_method %s has nothing to start",
                 fabric->config.start_method);
+        fabric->tuned = true;
     }
     fabric->launched = true;
     return LOOM_OK;

@@ -174,10 +174,26 @@ loom_status loom_fabric_setup_module(loom_fabric *fabric, loom_module *module, l
     return LOOM_OK;
 }
 
+/* The optimizer as a callback: when the loss has been reduced it learns how many of the expected tokens counted. */
+static loom_status optimizer_reduced(void *context, loom_step *step) {
+    const loom_parallel *parallel = context;
+    return step->mode == LOOM_TRAINING ? loom__optimizer_set_token_factor(parallel->optimizer, parallel->token_factor)
+                                       : LOOM_OK;
+}
+
+static loom_callback optimizer_callback(loom_parallel *parallel) {
+    return (loom_callback){.context = parallel, .event = {[LOOM_EVENT_REDUCE_MICROBATCHES_END] = optimizer_reduced}};
+}
+
+static void unregister_optimizer(loom_parallel *parallel) {
+    loom_callback callback = optimizer_callback(parallel);
+    loom_callbacks_remove(parallel->fabric->callbacks, &callback);
+}
+
 void loom_parallel_destroy(loom_parallel *parallel) {
     if (!parallel)
         return;
-    loom_callbacks_remove(parallel->fabric->callbacks, parallel);
+    unregister_optimizer(parallel);
     loom__optimizer_destroy(parallel->optimizer);
     loom__ddp_destroy(parallel->ddp);
     destroy_module(parallel->module);
@@ -207,13 +223,6 @@ loom_status loom_parallel_parameters(loom_parallel *parallel, loom_parameter *co
     return LOOM_OK;
 }
 
-/* The optimizer as a callback: when the loss has been reduced it learns how many of the expected tokens counted. */
-static loom_status optimizer_reduced(void *context, loom_step *step) {
-    const loom_parallel *parallel = context;
-    return step->mode == LOOM_TRAINING ? loom__optimizer_set_token_factor(parallel->optimizer, parallel->token_factor)
-                                       : LOOM_OK;
-}
-
 loom_status loom_fabric_setup_optimizer(loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer) {
     if (parallel->optimizer == optimizer)
         return LOOM_OK;
@@ -222,7 +231,7 @@ loom_status loom_fabric_setup_optimizer(loom_fabric *fabric, loom_parallel *para
     const loom_precision_plugin *precision = fabric->precision_plugin;
     if (precision->setup_optimizer)
         LOOM_TRY(precision->setup_optimizer(precision->context, optimizer));
-    loom_callback callback = {.context = parallel, .event = {[LOOM_EVENT_REDUCE_MICROBATCHES_END] = optimizer_reduced}};
+    loom_callback callback = optimizer_callback(parallel);
     LOOM_TRY(loom_callbacks_add(fabric->callbacks, &callback));
     parallel->optimizer = optimizer;
     return LOOM_OK;
@@ -262,7 +271,7 @@ loom_status loom_fabric_setup_megatron_optimizer(loom_fabric *fabric, loom_paral
         status = loom_fabric_setup_optimizer(fabric, parallel, made);
     status = loom_agree(loom_rank_world(fabric->rank), status);
     if (status) {
-        loom_callbacks_remove(fabric->callbacks, parallel);
+        unregister_optimizer(parallel);
         parallel->optimizer = NULL;
         loom__optimizer_destroy(made);
         return status;

@@ -3,6 +3,7 @@
 #define STRATEGY_STRATEGY_H
 
 #include "ddp/ddp.h"
+#include "runtime/rank.h"
 #include <megaloom/strategy.h>
 
 struct loom_fabric {
@@ -16,7 +17,8 @@ struct loom_fabric {
     uint64_t seed;
     bool launched;
     bool device_ready;           /* the accelerator has been set up */
-    double rank_timeout;         /* of the rank, before the strategy's shorter one took its place; 0 = it did not */
+    bool tuned;                  /* all ranks' accelerators were set up, and this rank's was tuned */
+    loom__limit limit;           /* on the rank's waits, from the launch to the end */
     bool perform_initialization; /* false inside megatron_context */
     int64_t modules;             /* set up and not destroyed yet */
     loom_layout layout;

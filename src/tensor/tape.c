@@ -346,6 +346,8 @@ loom_status loom_tape_backward(loom_tape *tape, loom_tensor *output, loom_tensor
 loom_status loom_tape_run_weights(loom_tape *tape) {
     for (int64_t i = 0; i < tape->queue_count; i++) {
         loom__queued *queued = &tape->queue[i];
+        if (!queued->node) /* done by a call that failed later */
+            continue;
         LOOM_TRY(run_weight_half(tape, queued->node, queued->d_output));
         loom_tensor_release(queued->d_output);
         node_destroy(queued->node);

@@ -69,7 +69,7 @@ static void collectives_on_mpi_ranks_are_bit_exact(void **state) {
     loom_run_options options = loom_run_options_default();
     options.threads = 1;
     options.timeout = 60;
-    loom_status status = loom__run_mpi(everything, NULL, &options, chunk_bytes);
+    loom_status status = loom__run_mpi(everything, NULL, &options, &(loom__mpi_options){.chunk_bytes = chunk_bytes});
 #if MEGALOOM_MPI
     if (status != LOOM_OK)
         fail_msg("%s", loom_error_message());

@@ -1,6 +1,7 @@
 /* How MPI runs end. The test program starts mpirun with itself and the name of a scene; the scene's rank 2 misbehaves;
  * the test reads what the run wrote and how long it took. */
 #include "parallel/comm_cases.h"
+#include "runtime/rank.h"
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -27,6 +28,23 @@ static double seconds(void) {
 
 /* The scenes: what a rank does. */
 
+static void die(int signal_number) {
+    (void)signal_number;
+    raise(SIGKILL);
+}
+
+/* This process dies when its function has long returned. */
+static void die_soon(void) {
+    signal(SIGALRM, die);
+    alarm(1);
+}
+
+/* Rank 2 is held up between its return and the meeting at the end. */
+static void hold_up(loom_rank *rank) {
+    if (loom_rank_index(rank) == 2)
+        nap(0.5);
+}
+
 static loom_status scene(loom_rank *rank, void *argument) {
     const char *name = argument;
     loom_comm *world = loom_rank_world(rank), *pair = NULL;
@@ -47,6 +65,15 @@ static loom_status scene(loom_rank *rank, void *argument) {
         if (me == 2)
             raise(SIGKILL);
         nap(30);
+    }
+    if (strcmp(name, "held-up") == 0)
+        return LOOM_OK;
+    if (strncmp(name, "end-kill", 8) == 0) {
+        if (me == 2)
+            die_soon();
+        if (me == 1 || (me == 0 && strcmp(name, "end-kill-busy") == 0))
+            nap(30);
+        return LOOM_OK;
     }
     if (strcmp(name, "disagree") == 0 && me == 2)
         return loom_all_gather(world, &x, all, 1, LOOM_I64);
@@ -84,31 +111,34 @@ static void to_stderr(void *context, loom_log_level level, const char *line) {
 int MPI_Init_thread(int *argc, char ***argv, int required, int *provided);
 int MPI_Finalize(void);
 
-/* Rank 2 cannot start, since it asked its MPI for single-threaded use. */
-static int play_single_threaded(void) {
+/* Rank 2 cannot start: it asked its MPI for single-threaded use, or gives options or a function that none can run. */
+static int play_own_mpi(const char *name) {
     enum { SINGLE, FUNNELED };
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    bool bad = rank && strcmp(rank, "2") == 0;
+    loom_rank_function function = bad && strcmp(name, "own-function") == 0 ? NULL : scene;
     int level;
     alarm(15); /* where ranks wait for one that has gone, nothing else ends them */
-    MPI_Init_thread(NULL, NULL, rank && strcmp(rank, "2") == 0 ? SINGLE : FUNNELED, &level);
+    MPI_Init_thread(NULL, NULL, bad && strcmp(name, "own-single") == 0 ? SINGLE : FUNNELED, &level);
     loom_run_options options = loom_run_options_default();
-    options.threads = 1;
+    options.threads = bad && strcmp(name, "own-options") == 0 ? -1 : 1;
     options.log = to_stderr;
-    loom_status status = loom_run_mpi(scene, "fail", &options);
+    loom_status status = loom_run_mpi(function, "fail", &options);
     fprintf(stderr, "rank %s got %s: %s\n", rank, loom_status_name(status), loom_error_message());
     MPI_Finalize();
     return status == LOOM_OK ? 0 : 1;
 }
 
 static int play(char *name) {
-    if (strcmp(name, "single") == 0)
-        return play_single_threaded();
+    if (strncmp(name, "own", 3) == 0)
+        return play_own_mpi(name);
     loom_run_options options = loom_run_options_default();
     options.threads = strcmp(name, "bound") == 0 ? 2 : 1;
     options.timeout = strcmp(name, "sleep") == 0 || strcmp(name, "late") == 0 ? 1 : 30;
     options.grace = 2;
     options.log = to_stderr;
-    return loom_run_mpi(scene, name, &options) == LOOM_OK ? 0 : 1;
+    loom__mpi_options mpi = {.returned = strcmp(name, "held-up") == 0 ? hold_up : NULL};
+    return loom__run_mpi(scene, name, &options, &mpi) == LOOM_OK ? 0 : 1;
 }
 
 /* The tests: what a person sees. */
@@ -211,16 +241,51 @@ static void a_rank_that_does_not_return_is_named_after_the_timeout(void **state)
     expect(&out, "rank 2 has not come to all_reduce #1 of group end of the run");
 }
 
-static void a_rank_that_cannot_start_fails_all_and_is_logged_once(void **state) {
+static void a_rank_that_is_held_up_on_its_way_to_the_end_is_waited_for(void **state) {
     (void)state;
     static outcome out;
-    start_failing("single", &out);
+    start("-n 3 --bind-to none", "held-up", &out);
+    if (out.status != 0)
+        fail_msg("%s", out.text);
+}
+
+static void a_process_that_is_killed_at_the_end_is_named_by_ranks_that_wait_there(void **state) {
+    (void)state;
+    static outcome out;
+    /* Such an mpirun sends no SIGTERM when a process dies, and may not mind. */
+    start("-n 3 --bind-to none --enable-recovery", "end-kill", &out);
+    expect(&out, "rank 2 has died; it was needed by all_reduce #1 of group end of the run");
+}
+
+static void a_process_that_is_killed_at_the_end_is_named_by_ranks_that_compute(void **state) {
+    (void)state;
+    static outcome out;
+    start_failing("end-kill-busy", &out);
+    expect(&out, "megaloom: rank 2 has died; its last finished operation: barrier #1 of group world");
+    assert_int_equal(times(&out, "rank 2 has died"), 1);
+}
+
+static void expect_no_start(const char *name, const char *status, const char *reason) {
+    static outcome out;
+    char line[256];
+    start_failing(name, &out);
     assert_int_equal(times(&out, "LOG 3 "), 1);
-    expect(&out, "LOG 3 rank 2 could not start: loom_run_mpi: MPI was initialised for single-threaded use");
-    expect(&out, "rank 0 got LOOM_ERR_ABORTED: rank 2 could not start: loom_run_mpi: MPI was");
-    expect(&out, "rank 1 got LOOM_ERR_ABORTED: rank 2 could not start: loom_run_mpi: MPI was");
-    expect(&out, "rank 2 got LOOM_ERR_STATE: rank 2 could not start");
+    snprintf(line, sizeof line, "LOG 3 rank 2 could not start: %s", reason);
+    expect(&out, line);
+    for (int rank = 0; rank < 2; rank++) {
+        snprintf(line, sizeof line, "rank %d got LOOM_ERR_ABORTED: rank 2 could not start: %s", rank, reason);
+        expect(&out, line);
+    }
+    snprintf(line, sizeof line, "rank 2 got %s: rank 2 could not start", status);
+    expect(&out, line);
     assert_int_equal(times(&out, "Alarm clock"), 0);
+}
+
+static void a_rank_that_cannot_start_fails_all_and_is_logged_once(void **state) {
+    (void)state;
+    expect_no_start("own-single", "LOOM_ERR_STATE", "loom_run_mpi: MPI was initialised for single-threaded use");
+    expect_no_start("own-options", "LOOM_ERR_ARGUMENT", "threads of a rank: found -1");
+    expect_no_start("own-function", "LOOM_ERR_ARGUMENT", "loom_run_mpi: the function is NULL");
 }
 
 static void members_that_disagree_are_told_so(void **state) {
@@ -280,6 +345,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_rank_that_fails_ends_the_run_and_is_named),
         cmocka_unit_test(a_rank_that_returns_early_is_named),
         cmocka_unit_test(a_rank_that_does_not_return_is_named_after_the_timeout),
+        cmocka_unit_test(a_rank_that_is_held_up_on_its_way_to_the_end_is_waited_for),
+        cmocka_unit_test(a_process_that_is_killed_at_the_end_is_named_by_ranks_that_wait_there),
+        cmocka_unit_test(a_process_that_is_killed_at_the_end_is_named_by_ranks_that_compute),
         cmocka_unit_test(a_rank_that_cannot_start_fails_all_and_is_logged_once),
         cmocka_unit_test(members_that_disagree_are_told_so),
         cmocka_unit_test(a_receive_of_another_count_is_an_error),

@@ -2,6 +2,7 @@
 #include "parallel/small_model.h"
 #include "parallel/support.h"
 #include "parallel/toy_module.h"
+#include "runtime/rank.h"
 #include <math.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -15,7 +16,7 @@ static loom_megatron_strategy_config defaults(int tp) {
 /* ---- accelerator ---- */
 
 typedef struct device_log {
-    atomic_int setups, teardowns, tunes, lines, wrong_devices;
+    atomic_int setups, teardowns, tunes, lines, wrong_devices, fires;
 } device_log;
 
 static loom_status device_setup(void *context, loom_rank *rank, int device) {
@@ -94,6 +95,43 @@ static void a_device_that_was_not_set_up_is_not_torn_down(void **state) {
     (void)state;
     must_run(1, break_device, &log);
     assert_int_equal(log.teardowns, 0);
+}
+
+static loom_status device_on_fire_once(void *context, loom_rank *rank, int device) {
+    device_log *log = context;
+    if (loom_rank_index(rank) == 1 && log->fires++ == 0)
+        return device_broken(context, rank, device);
+    return device_setup(context, rank, device);
+}
+
+static loom_status repair(loom_rank *rank, void *argument) {
+    loom_accelerator abacus = {"abacus", argument, device_on_fire_once, device_teardown, device_tune};
+    loom_megatron_strategy_config config = defaults(1);
+    loom_fabric *fabric;
+    config.accelerator = &abacus;
+    LOOM_TRY(loom_fabric_create(rank, &config, NULL, &fabric));
+    loom_status first = loom_fabric_launch(fabric);
+    for (int i = 0; i < 2; i++)
+        LOOM_TRY(loom_fabric_launch(fabric));
+    loom_fabric_destroy(fabric);
+    CHECK(
+        first == (loom_rank_index(rank) == 1 ? LOOM_ERR_STATE : LOOM_ERR_ABORTED), "found %s", loom_status_name(first));
+    return LOOM_OK;
+}
+
+static void after_a_device_failed_on_one_rank_all_are_tuned_by_the_next_launch(void **state) {
+    device_log log = {0};
+    loom_run_options options = test_options();
+    (void)state;
+    options.log = count_lines;
+    options.log_context = &log;
+    if (loom_run_local(2, repair, &log, &options))
+        fail_msg("%s", loom_error_message());
+    assert_int_equal(log.fires, 2);
+    assert_int_equal(log.setups, 2);
+    assert_int_equal(log.tunes, 2);
+    assert_int_equal(log.teardowns, 2);
+    assert_int_equal(log.lines, 1);
 }
 
 /* ---- cluster environment ---- */
@@ -362,6 +400,44 @@ static void launching_again_is_safe_and_every_call_has_its_time(void **state) {
     must_run(4, live, NULL);
 }
 
+/* ---- callbacks ---- */
+
+static loom_status count_step(void *context, loom_step *step) {
+    (void)context;
+    step->number++;
+    return LOOM_OK;
+}
+
+static loom_status keep_callback(loom_rank *rank, void *argument) {
+    loom_megatron_strategy_config config = defaults(1);
+    loom_step step = {0};
+    small_run run;
+    (void)argument;
+    LOOM_TRY(small_start(rank, &config, &run));
+    loom_callbacks *callbacks = loom_fabric_callbacks(run.fabric);
+    loom_callback own = {.context = run.parallel, .event = {[LOOM_EVENT_STEP_END] = count_step}}, other = own;
+    other.event[LOOM_EVENT_STEP_END] = NULL;
+    LOOM_TRY(loom_callbacks_add(callbacks, &own));
+    int64_t count = loom_callbacks_count(callbacks);
+    loom_parallel_destroy(run.parallel);
+    run.parallel = NULL;
+    CHECK(loom_callbacks_count(callbacks) == count - 1, "%lld of %lld callbacks are left",
+        (long long)loom_callbacks_count(callbacks), (long long)count);
+    loom_callbacks_remove(callbacks, &other);
+    LOOM_TRY(loom_callbacks_call(callbacks, LOOM_EVENT_STEP_END, &step));
+    CHECK(step.number == 1, "the own callback was called %lld times", (long long)step.number);
+    loom_callbacks_remove(callbacks, &own);
+    LOOM_TRY(loom_callbacks_call(callbacks, LOOM_EVENT_STEP_END, &step));
+    CHECK(step.number == 1, "a callback that was taken out is called");
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void a_callback_about_a_module_outlives_it(void **state) {
+    (void)state;
+    must_run(1, keep_callback, NULL);
+}
+
 /* ---- contexts ---- */
 
 typedef struct context_body {
@@ -521,20 +597,54 @@ static void the_timeout_of_the_strategy_ends_a_wait(void **state) {
     assert_non_null(strstr(loom_error_message(), "rank 1"));
 }
 
+/* order: which of the two is launched first, and which is destroyed first. */
+static loom_status limit_twice(loom_rank *rank, void *argument) {
+    static const double seconds[2] = {20, 10};
+    const int *order = argument;
+    double whole = rank->endpoint->timeout;
+    loom_megatron_strategy_config config = defaults(1);
+    loom_fabric *fabrics[2];
+    for (int i = 0; i < 2; i++) {
+        config.timeout = seconds[i];
+        LOOM_TRY(loom_fabric_create(rank, &config, NULL, &fabrics[i]));
+    }
+    CHECK(rank->endpoint->timeout == whole, "a limit before the launch");
+    for (int i = 0; i < 4; i++) { /* each twice: launching again is no second limit */
+        int launched = i < 2 ? order[0] : !order[0];
+        LOOM_TRY(loom_fabric_launch(fabrics[launched]));
+        CHECK(
+            rank->endpoint->timeout == (i < 2 ? seconds[launched] : 10), "launch %d: %g s", i, rank->endpoint->timeout);
+    }
+    loom_fabric_destroy(fabrics[order[1]]);
+    CHECK(rank->endpoint->timeout == seconds[!order[1]], "one is left: %g s", rank->endpoint->timeout);
+    loom_fabric_destroy(fabrics[!order[1]]);
+    CHECK(rank->endpoint->timeout == whole, "none is left: %g s", rank->endpoint->timeout);
+    return LOOM_OK;
+}
+
+static void the_shortest_timeout_of_the_living_holds_in_whatever_order_they_go(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        must_run(2, limit_twice, (int[]){i % 2, i / 2});
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_own_accelerator_is_set_up_once_tuned_once_and_torn_down),
         cmocka_unit_test(a_device_that_was_not_set_up_is_not_torn_down),
+        cmocka_unit_test(after_a_device_failed_on_one_rank_all_are_tuned_by_the_next_launch),
         cmocka_unit_test(an_own_cluster_environment_is_asked),
         cmocka_unit_test(an_environment_that_contradicts_the_ranks_is_refused),
         cmocka_unit_test(the_precision_hooks_run_in_their_order),
         cmocka_unit_test(a_precision_hook_that_fails_on_one_rank_fails_the_set_up_of_all),
         cmocka_unit_test(an_own_sampler_chooses_and_one_of_a_data_module_is_adopted),
         cmocka_unit_test(launching_again_is_safe_and_every_call_has_its_time),
+        cmocka_unit_test(a_callback_about_a_module_outlives_it),
         cmocka_unit_test(contexts_skip_the_initialisation_and_restore_it_also_after_an_error),
         cmocka_unit_test(parallelism_is_a_copy_with_its_defaults_filled_in),
         cmocka_unit_test(what_is_not_built_or_not_legal_is_refused_by_name),
         cmocka_unit_test(the_timeout_of_the_strategy_ends_a_wait),
+        cmocka_unit_test(the_shortest_timeout_of_the_living_holds_in_whatever_order_they_go),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -282,6 +282,70 @@ static void a_failing_backward_names_itself_and_releases_everything(void **state
         must_run(break_off, &fails);
 }
 
+/* y = x; the weight half counts itself and fails as often as it was told to. */
+typedef struct weight_half {
+    int runs, fails;
+    vector vector;
+} weight_half;
+
+static loom_status pass_on(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+    return loom_tape_give(tape, node, 0, loom_tensor_retain(d_y));
+}
+
+static loom_status count_run(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+    weight_half *half = *(weight_half **)loom_node_state(node);
+    (void)tape;
+    (void)d_y;
+    half->runs++;
+    return half->fails-- > 0 ? loom_fail(LOOM_ERR_STATE, "as it was told to") : LOOM_OK;
+}
+
+static loom_status weigh(loom_tape *tape, weight_half *half, loom_tensor *x, loom_tensor **output) {
+    static const loom_op op = {"weigh", pass_on, count_run, NULL};
+    loom_parameter *parameter = &half->vector.parameter;
+    loom_node *node;
+    LOOM_TRY(loom_tensor_view(x, x->dims, x->shape, output));
+    LOOM_TRY(loom_tape_record(tape, &op, sizeof half, &x, 1, &parameter, 1, *output, &node));
+    *(weight_half **)loom_node_state(node) = half;
+    return LOOM_OK;
+}
+
+static loom_status go_on(loom_rank *rank, void *argument) {
+    enum { HALVES = 3 };
+    float numbers[3 * 2 * H];
+    weight_half halves[HALVES] = {{0}};
+    loom_tape_options options = {.record = true, .defer_weights = true};
+    loom_tape *tape;
+    loom_tensor *x[HALVES + 1];
+    (void)argument;
+    fill(numbers, 3 * 2 * H, 1);
+    LOOM_TRY(loom_tape_create(rank, &options, &tape));
+    LOOM_TRY(make_tensor(rank, 3, shape, numbers, &x[0]));
+    for (int i = 0; i < HALVES; i++) {
+        vector_make(&halves[i].vector, "weight", H, 1);
+        LOOM_TRY(weigh(tape, &halves[i], x[i], &x[i + 1]));
+    }
+    halves[1].fails = 2;
+    LOOM_TRY(loom_tape_backward(tape, x[HALVES], x[HALVES]));
+    for (int i = 0; i < 2; i++)
+        CHECK(loom_tape_run_weights(tape) == LOOM_ERR_STATE, "the failure was lost");
+    LOOM_TRY(loom_tape_run_weights(tape));
+    LOOM_TRY(loom_tape_run_weights(tape));
+    for (int i = 0; i < HALVES; i++) {
+        CHECK(halves[i].runs == (i == 1 ? 3 : 1), "half %d ran %d times", i, halves[i].runs);
+        CHECK(halves[i].vector.parameter.pending_uses == 0, "half %d has uses pending", i);
+    }
+    for (int i = 0; i <= HALVES; i++)
+        loom_tensor_release(x[i]);
+    loom_tape_destroy(tape);
+    return LOOM_OK;
+}
+
+static void weight_halves_go_on_where_they_had_failed(void **state) {
+    (void)state;
+    must_run(go_on, NULL);
+}
+
 static loom_status failing_block(loom_tape *tape, void *argument, loom_tensor *x, loom_tensor **output) {
     loom_tensor *y;
     LOOM_TRY(block(tape, argument, x, &y));
@@ -684,6 +748,7 @@ int main(void) {
         cmocka_unit_test(a_repeated_step_needs_no_more_memory),
         cmocka_unit_test(a_failing_operation_releases_everything),
         cmocka_unit_test(a_failing_backward_names_itself_and_releases_everything),
+        cmocka_unit_test(weight_halves_go_on_where_they_had_failed),
         cmocka_unit_test(a_recomputation_that_fails_leaves_the_tape_as_it_was),
         cmocka_unit_test(the_argument_of_a_recomputation_is_freed_once),
         cmocka_unit_test(the_first_nan_is_named_with_operation_and_scope),
