@@ -24,6 +24,17 @@ static void write_comment(printer *out, long start, const char *doc) {
     fprintf(out->to, "%*s# %s", width < COLUMN ? (int)(COLUMN - width) : 1, "", doc);
 }
 
+/* "; null: layernorm (gpt2), rmsnorm (llama and others)" for a default that depends on the architecture. */
+static void list_defaults(const loom__field *field, char *text, size_t bytes) {
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; field->by_architecture[0] && i < LOOM__ARCHITECTURE_COUNT && used < bytes; i++)
+        if (field->by_architecture[i])
+            used += (size_t)snprintf(text + used, bytes - used, "%s%s (%s%s)",
+                i ? ", " : "; null: ", field->by_architecture[i], loom__architecture_name((loom__architecture)i),
+                i == LOOM__LLAMA ? " and others" : "");
+}
+
 static void write_line(printer *out, const char *path, const char *key, const loom__field *field, bool commented_out) {
     long start = ftell(out->to);
     fprintf(out->to, "%*s%s%s:", 2 * depth_of(path), "", commented_out ? "# " : "", key);
@@ -35,12 +46,10 @@ static void write_line(printer *out, const char *path, const char *key, const lo
             loom__field_write(field, out->config, out->to);
     }
     if (out->comments && field) {
-        char doc[512];
-        snprintf(doc, sizeof doc, "%s%s%s%s%s%s%s%s%s", field->doc, field->by_architecture[0] ? "; null: " : "",
-            field->by_architecture[0] ? field->by_architecture[0] : "", field->by_architecture[0] ? " (gpt2), " : "",
-            field->by_architecture[0] ? field->by_architecture[1] : "", field->by_architecture[0] ? " (llama)" : "",
-            field->not_built ? " [not supported yet: " : "", field->not_built ? field->not_built : "",
-            field->not_built ? "]" : "");
+        char doc[512], defaults[256];
+        list_defaults(field, defaults, sizeof defaults);
+        snprintf(doc, sizeof doc, "%s%s%s%s%s", field->doc, defaults, field->not_built ? " [not supported yet: " : "",
+            field->not_built ? field->not_built : "", field->not_built ? "]" : "");
         write_comment(out, start, doc);
     } else if (out->comments && loom__section_doc(path)) {
         write_comment(out, start, loom__section_doc(path));

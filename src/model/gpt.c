@@ -12,6 +12,22 @@ static loom__gpt *gpt_of(void *context) {
 
 /* ---- coming into being ---- */
 
+/* What a scaling makes of a frequency (radians a position). */
+static double scaled_frequency(const loom_model_config *config, double frequency) {
+    double factor = config->rope_scaling_factor, low = config->rope_scaling_low_freq_factor;
+    double high = config->rope_scaling_high_freq_factor;
+    if (config->rope_scaling == LOOM_ROPE_SCALING_NONE)
+        return frequency;
+    if (config->rope_scaling == LOOM_ROPE_SCALING_LINEAR)
+        return frequency / factor;
+    /* Turns over the original length: fewer than `low` are stretched, more than `high` kept. */
+    double turns =
+        (double)config->rope_scaling_original_max_position_embeddings * frequency / (2 * 3.14159265358979323846);
+    double kept = (turns - low) / (high - low);
+    kept = kept < 0 ? 0 : kept > 1 ? 1 : kept;
+    return (1 - kept) * frequency / factor + kept * frequency;
+}
+
 /* Angles in double: a position of some thousands times a frequency has lost digits in fp32. */
 static loom_status make_rope(loom__gpt *gpt) {
     const loom_model_config *config = &gpt->config;
@@ -25,7 +41,7 @@ static loom_status make_rope(loom__gpt *gpt) {
     if (!gpt->cosine || !gpt->sine)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for rotary tables of %lld positions", (long long)positions);
     for (int64_t i = 0; i < half; i++) {
-        double frequency = pow(config->rotary_base, -(double)i / (double)half);
+        double frequency = scaled_frequency(config, pow(config->rotary_base, -(double)i / (double)half));
         for (int64_t p = 0; p < positions; p++) {
             gpt->cosine[p * half + i] = (float)cos((double)p * frequency);
             gpt->sine[p * half + i] = (float)sin((double)p * frequency);
@@ -207,6 +223,13 @@ static loom_status embed(
     LOOM_TRY(loom__vocab_embedding(tape, batch->tokens, m->b, m->s, gpt->word_embeddings, rows * loom_comm_rank(m->tp),
         config->vocab_size, m->tp, m->sequence_parallel, &words));
     loom_status status = LOOM_OK;
+    if (config->scale_embeddings) {
+        loom_tensor *plain = words;
+        words = NULL;
+        status = loom_scale(tape, plain, (float)sqrt((double)config->hidden_size), &words);
+        loom_tensor_release(plain);
+        LOOM_TRY(status);
+    }
     if (gpt->position_embeddings) {
         int64_t *positions;
         status = local_positions(m, batch, &positions);
@@ -233,7 +256,7 @@ static loom_status head(const loom__gpt *gpt, loom_tape *tape, const loom__micro
     const loom_model_config *config = &gpt->config;
     loom_tape_scope(tape, "output_layer");
     loom_tensor *normed = NULL, *logits = NULL;
-    LOOM_TRY(loom_norm(tape, x, gpt->final_norm, gpt->final_norm_bias, (float)config->layernorm_epsilon, &normed));
+    LOOM_TRY(loom__norm(tape, config, x, gpt->final_norm, gpt->final_norm_bias, &normed));
     loom_status status = loom__column_linear(tape, normed, gpt->output, NULL, m->tp, m->sequence_parallel, &logits);
     loom_tensor_release(normed);
     LOOM_TRY(status);
