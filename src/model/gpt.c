@@ -2,6 +2,7 @@
  * strategy tells it where it lives (materialize). */
 #include "model/gpt.h"
 #include "parallel/parallel.h"
+#include "spec/rope.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,28 +13,11 @@ static loom__gpt *gpt_of(void *context) {
 
 /* ---- coming into being ---- */
 
-/* What a scaling makes of a frequency (radians a position). */
-static double scaled_frequency(const loom_model_config *config, double frequency) {
-    double factor = config->rope_scaling_factor, low = config->rope_scaling_low_freq_factor;
-    double high = config->rope_scaling_high_freq_factor;
-    if (config->rope_scaling == LOOM_ROPE_SCALING_NONE)
-        return frequency;
-    if (config->rope_scaling == LOOM_ROPE_SCALING_LINEAR)
-        return frequency / factor;
-    /* Turns over the original length: fewer than `low` are stretched, more than `high` kept. */
-    double turns =
-        (double)config->rope_scaling_original_max_position_embeddings * frequency / (2 * 3.14159265358979323846);
-    double kept = (turns - low) / (high - low);
-    kept = kept < 0 ? 0 : kept > 1 ? 1 : kept;
-    return (1 - kept) * frequency / factor + kept * frequency;
-}
-
-/* Angles in double: a position of some thousands times a frequency has lost digits in fp32. */
 static loom_status make_rope(loom__gpt *gpt) {
     const loom_model_config *config = &gpt->config;
     if (config->position_embedding_type != LOOM_POSITION_ROPE)
         return LOOM_OK;
-    int64_t half = (int64_t)((double)config->kv_channels * config->rotary_percent) / 2;
+    int64_t half = loom__rope_channels(config) / 2;
     int64_t positions =
         config->max_position_embeddings > config->seq_length ? config->max_position_embeddings : config->seq_length;
     gpt->cosine = malloc((size_t)(positions * half + 1) * sizeof(float));
@@ -41,7 +25,7 @@ static loom_status make_rope(loom__gpt *gpt) {
     if (!gpt->cosine || !gpt->sine)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for rotary tables of %lld positions", (long long)positions);
     for (int64_t i = 0; i < half; i++) {
-        double frequency = scaled_frequency(config, pow(config->rotary_base, -(double)i / (double)half));
+        double frequency = loom__rope_frequency(config, i);
         for (int64_t p = 0; p < positions; p++) {
             gpt->cosine[p * half + i] = (float)cos((double)p * frequency);
             gpt->sine[p * half + i] = (float)sin((double)p * frequency);
