@@ -1,4 +1,4 @@
-/* The configuration of a decoder-only transformer (GPT-2, Llama), by Megatron-Core's field names. */
+/* The configuration of a decoder-only transformer (GPT-2, Llama and their kin), by Megatron-Core's field names. */
 #ifndef MEGALOOM_MODEL_H
 #define MEGALOOM_MODEL_H
 
@@ -15,6 +15,12 @@ typedef enum loom_position_embedding {
     LOOM_POSITION_ROPE,
     LOOM_POSITION_NONE
 } loom_position_embedding;
+/* How rotary positions are stretched beyond the length a model was first trained on, by the types of Hugging Face. */
+typedef enum loom_rope_scaling {
+    LOOM_ROPE_SCALING_NONE,
+    LOOM_ROPE_SCALING_LINEAR, /* every frequency is divided by the factor */
+    LOOM_ROPE_SCALING_LLAMA3  /* low frequencies are divided, high ones kept, those between blended */
+} loom_rope_scaling;
 typedef enum loom_recompute { LOOM_RECOMPUTE_NONE, LOOM_RECOMPUTE_SELECTIVE, LOOM_RECOMPUTE_FULL } loom_recompute;
 
 /* How a model is cut over pipeline and context ranks. Only the defaults are supported yet; other values are refused by
@@ -65,7 +71,8 @@ typedef struct loom_moe_config {
 } loom_moe_config;
 
 typedef struct loom_model_config {
-    const char *architecture; /* "gpt2" or "llama": which defaults and Hugging Face names; borrowed */
+    const char *architecture; /* "gpt2", "llama", "mistral", "qwen2", "qwen3" or "gemma": which defaults and Hugging
+                                 Face names; borrowed */
     int64_t num_layers;
     int64_t hidden_size;                  /* h */
     int64_t ffn_hidden_size;              /* f; 0 = 4h */
@@ -79,12 +86,20 @@ typedef struct loom_model_config {
     int64_t padded_vocab_size;            /* 0 = computed from the above; otherwise exactly this many rows */
     loom_normalization normalization;
     double layernorm_epsilon;
+    bool layernorm_zero_centered_gamma; /* norm weights are stored as w and used as 1 + w */
+    bool qk_layernorm;                  /* a norm over the d channels of each query and key head, before the rotation */
+    bool scale_embeddings;              /* word embeddings are multiplied by sqrt(h) */
     loom_activation activation;
     loom_position_embedding position_embedding_type;
     double rotary_base;
     double rotary_percent; /* share of d that is rotated */
-    bool add_bias_linear;  /* biases of proj, fc1, fc2 (and qkv) */
-    bool add_qkv_bias;     /* bias of qkv alone */
+    loom_rope_scaling rope_scaling;
+    double rope_scaling_factor; /* > 0; read where there is a scaling; so below, for llama3 alone */
+    /* A wavelength above original / low is low frequency, one below original / high is high frequency. */
+    double rope_scaling_low_freq_factor, rope_scaling_high_freq_factor;
+    int64_t rope_scaling_original_max_position_embeddings;
+    bool add_bias_linear; /* biases of proj, fc1, fc2 (and qkv) */
+    bool add_qkv_bias;    /* bias of qkv alone */
     bool share_embeddings_and_output_weights;
     int64_t window_size; /* sliding window, 0 = none */
     double hidden_dropout, attention_dropout;
@@ -98,8 +113,10 @@ typedef struct loom_model_config {
 } loom_model_config;
 
 /* The defaults of an architecture ("gpt2": LayerNorm, tanh GeLU, learned positions, biases, tied head; "llama":
- * RMSNorm, SwiGLU, rotary positions, no biases, untied head); sizes are 0 and must be set. Another name, or NULL, gets
- * gpt2's defaults and is refused by name where the configuration is used. `architecture` is borrowed. */
+ * RMSNorm, SwiGLU, rotary positions, no biases, untied head; "mistral": the same; "qwen2": llama's with a bias of qkv;
+ * "qwen3": llama's with norms of query and key heads; "gemma": llama's with GeGLU, zero-centred norms, scaled
+ * embeddings and a tied head); sizes are 0 and must be set. Another name, or NULL, gets gpt2's defaults and is refused
+ * by name where the configuration is used. `architecture` is borrowed. */
 LOOM_API loom_model_config loom_model_config_default(const char *architecture);
 
 /* Floating point operations of the matrix products of one token in training, forward and backward (3 times the

@@ -38,8 +38,8 @@ typedef struct loom_module {
     loom_status (*parameters)(void *context, loom_parameter *const **parameters, int64_t *count);
     /* The last stage gives token losses [s, b] (not masked, not averaged), others activations. */
     loom_status (*forward)(void *context, loom_tape *tape, const loom_forward *forward, loom_tensor **output);
-    /* Sums that go beyond data-parallel reduction and sequence_partial parameters, e.g. of replicated query groups; may
-     * be NULL. Collective over the tensor group. */
+    /* Sums that go beyond data-parallel reduction and partial parameters (sequence_partial, tensor_partial), e.g. of
+     * replicated query groups; may be NULL. Collective over the tensor group. */
     loom_status (*finalize_gradients)(void *context);
     /* The model's configuration, for pushing parallel fields into it; NULL where there is none. */
     loom_model_config *(*config)(void *context);

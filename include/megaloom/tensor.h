@@ -75,6 +75,7 @@ typedef struct loom_parameter {
     /* Its place in the model: */
     bool tensor_parallel;  /* a shard; false = the same value on every tensor-parallel rank */
     bool sequence_partial; /* its gradient is a partial sum on each tp rank and must be added over tp */
+    bool tensor_partial;   /* the same for another reason: each tp rank has only its heads, whatever the sequence */
     bool decay;            /* default decay class */
     int64_t owned;         /* leading local elements that this rank counts in a norm, so that over the tensor group each
                               canonical element is counted once: all of a shard, all or none of a replica */
@@ -156,6 +157,16 @@ LOOM_API float *loom_parameter_begin_grad(loom_parameter *parameter, bool *accum
 /* LayerNorm (bias not NULL) or RMSNorm (bias NULL) over the last axis h; weight, bias [h]. */
 LOOM_API loom_status loom_norm(
     loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_parameter *bias, float eps, loom_tensor **output);
+/* The same with the weight stored as w and used as 1 + w. */
+LOOM_API loom_status loom_zero_centered_norm(
+    loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_parameter *bias, float eps, loom_tensor **output);
+/* RMSNorm over the d channels of every query head and every key head of fused qkv [s, b, g*(n/g + 2)*d] (Megatron's
+ * layout); values pass unchanged. q_weight, k_weight [d], used as 1 + w where zero_centered. Each head gives the
+ * weights' gradients its part, so that a rank with some of the heads has partial sums (tensor_partial). */
+LOOM_API loom_status loom_qk_norm(loom_tape *tape, loom_tensor *x, loom_parameter *q_weight, loom_parameter *k_weight,
+    int64_t groups, int64_t heads_per_group, int64_t d, float eps, bool zero_centered, loom_tensor **output);
+/* factor * x. */
+LOOM_API loom_status loom_scale(loom_tape *tape, loom_tensor *x, float factor, loom_tensor **output);
 /* act(x + bias): x [s, b, f or 2f]; bias may be NULL; its gradient is taken in the weight half. */
 LOOM_API loom_status loom_activate(
     loom_tape *tape, loom_activation act, loom_tensor *x, loom_parameter *bias, loom_tensor **output);

@@ -94,8 +94,10 @@ bool loom__field_set(
 }
 
 void loom__field_set_default(const loom__field *field, const char *architecture, loom_run_config *config) {
-    bool llama = architecture && strcmp(architecture, "llama") == 0;
-    const char *by_architecture = field->by_architecture[llama];
+    loom__architecture number = loom__architecture_find(architecture);
+    number = number == LOOM__ARCHITECTURE_UNKNOWN ? LOOM__GPT2 : number;
+    const char *by_architecture = field->by_architecture[number];
+    by_architecture = by_architecture ? by_architecture : field->by_architecture[LOOM__LLAMA];
     loom__yaml_node preset = {
         .kind = LOOM__YAML_SCALAR, .plain = true, .text = by_architecture ? by_architecture : field->preset};
     loom__field_set(field, NULL, &preset, config);

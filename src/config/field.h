@@ -5,6 +5,7 @@
 
 #include "base/faults.h"
 #include "base/yaml.h"
+#include "spec/architecture.h"
 #include <megaloom/config.h>
 #include <stdio.h>
 
@@ -32,13 +33,14 @@ typedef struct loom__field {
     loom__field_kind kind;
     size_t offset;      /* in loom_run_config */
     const char *preset; /* the default, as in a run file */
-    const char
-        *by_architecture[2]; /* where it depends on the architecture: that of gpt2, of llama; the preset is then null */
-    bool nullable;           /* null means 0, an empty list or NULL */
-    bool positive;           /* a real that must be above `low`, not at it */
-    bool open;               /* a real that must be below `high`, not at it */
-    bool single;             /* a real that is computed with in fp32: its range holds for the rounded value */
-    double low, high;        /* of numbers; high 0 = no limit but the type's (2^53 for integers) */
+    /* Where it depends on the architecture: that of gpt2, of llama, and of those that differ from llama; the preset is
+     * then null. */
+    const char *by_architecture[LOOM__ARCHITECTURE_COUNT];
+    bool nullable;    /* null means 0, an empty list or NULL */
+    bool positive;    /* a real that must be above `low`, not at it */
+    bool open;        /* a real that must be below `high`, not at it */
+    bool single;      /* a real that is computed with in fp32: its range holds for the rounded value */
+    double low, high; /* of numbers; high 0 = no limit but the type's (2^53 for integers) */
     const loom__choice *choices;
     int choice_count;
     int capacity;

@@ -56,10 +56,9 @@
 static const loom__choice devices[] = {{.name = "cpu"}, {.name = "cuda", .not_built = "GPU kernels"}};
 static const loom__choice pipelines[] = {{.name = "1f1b"}, {.name = "zero-bubble", .not_built = "pipeline schedules"}};
 
-static const loom__choice architectures[] = {{.name = "gpt2"}, {.name = "llama"},
-    {.name = "mistral", .not_built = "the architecture"}, {.name = "mixtral", .not_built = "the architecture"},
-    {.name = "qwen2", .not_built = "the architecture"}, {.name = "qwen3", .not_built = "the architecture"},
-    {.name = "gemma", .not_built = "the architecture"}, {.name = "t5", .not_built = "the architecture"}};
+static const loom__choice architectures[] = {{.name = "gpt2"}, {.name = "llama"}, {.name = "mistral"},
+    {.name = "mixtral", .not_built = "the architecture"}, {.name = "qwen2"}, {.name = "qwen3"}, {.name = "gemma"},
+    {.name = "t5", .not_built = "the architecture"}};
 static const loom__choice normalizations[] = {
     {.name = "layernorm", .value = LOOM_LAYERNORM}, {.name = "rmsnorm", .value = LOOM_RMSNORM}};
 static const loom__choice activations[] = {{.name = "gelu_tanh", .value = LOOM_GELU_TANH},
@@ -70,6 +69,8 @@ static const loom__choice activations[] = {{.name = "gelu_tanh", .value = LOOM_G
 static const loom__choice positions[] = {{.name = "learned", .value = LOOM_POSITION_LEARNED},
     {.name = "rope", .value = LOOM_POSITION_ROPE}, {.name = "none", .value = LOOM_POSITION_NONE},
     {.name = "learned_absolute", .value = LOOM_POSITION_LEARNED, .means = "learned"}};
+static const loom__choice rope_scalings[] = {{.name = "none", .value = LOOM_ROPE_SCALING_NONE},
+    {.name = "linear", .value = LOOM_ROPE_SCALING_LINEAR}, {.name = "llama3", .value = LOOM_ROPE_SCALING_LLAMA3}};
 static const loom__choice recomputations[] = {{.name = "none", .value = LOOM_RECOMPUTE_NONE},
     {.name = "selective", .value = LOOM_RECOMPUTE_SELECTIVE}, {.name = "full", .value = LOOM_RECOMPUTE_FULL}};
 
@@ -152,22 +153,50 @@ const loom__field loom__fields[] = {
         DOC("exactly this many vocabulary rows; null: from the field above")),
     ENUM("model.normalization", model.config.normalization, normalizations, .preset = "null",
         .by_architecture = {"layernorm", "rmsnorm"}, NULLABLE, OF_HF, DOC("(hf) layernorm, rmsnorm")),
-    REAL("model.layernorm_epsilon", model.config.layernorm_epsilon, "null", .by_architecture = {"1.0e-5", "1.0e-5"},
+    REAL("model.layernorm_epsilon", model.config.layernorm_epsilon, "null",
+        .by_architecture = {[LOOM__GPT2] = "1.0e-5",
+            [LOOM__LLAMA] = "1.0e-5",
+            [LOOM__QWEN2] = "1.0e-6",
+            [LOOM__QWEN3] = "1.0e-6",
+            [LOOM__GEMMA] = "1.0e-6"},
         NULLABLE, ABOVE(0), SINGLE, OF_HF, DOC("(hf) added to the variance")),
+    BOOL("model.layernorm_zero_centered_gamma", model.config.layernorm_zero_centered_gamma, "null",
+        .by_architecture = {"false", "false", [LOOM__GEMMA] = "true"}, NULLABLE, OF_HF,
+        DOC("(hf) norm weights are used as 1 + w")),
+    BOOL("model.qk_layernorm", model.config.qk_layernorm, "null",
+        .by_architecture = {"false", "false", [LOOM__QWEN3] = "true"}, NULLABLE, OF_HF,
+        DOC("(hf) norm of each query and key head")),
+    BOOL("model.scale_embeddings", model.config.scale_embeddings, "null",
+        .by_architecture = {"false", "false", [LOOM__GEMMA] = "true"}, NULLABLE, OF_HF,
+        DOC("(hf) word embeddings are multiplied by the root of h")),
     ENUM("model.activation", model.config.activation, activations, .preset = "null",
-        .by_architecture = {"gelu_tanh", "swiglu"}, NULLABLE, OF_HF,
+        .by_architecture = {"gelu_tanh", "swiglu", [LOOM__GEMMA] = "geglu"}, NULLABLE, OF_HF,
         DOC("(hf) gelu_tanh, gelu_erf, swiglu, geglu, geglu_erf")),
     ENUM("model.position_embedding_type", model.config.position_embedding_type, positions, .preset = "null",
         .by_architecture = {"learned", "rope"}, NULLABLE, OF_HF, DOC("(hf) learned, rope, none")),
-    REAL("model.rotary_base", model.config.rotary_base, "10000", ABOVE(0), OF_HF, DOC("(hf) of rotary positions")),
+    REAL("model.rotary_base", model.config.rotary_base, "null",
+        .by_architecture = {"10000", "10000", [LOOM__QWEN2] = "1000000", [LOOM__QWEN3] = "1000000"}, NULLABLE, ABOVE(0),
+        OF_HF, DOC("(hf) of rotary positions")),
     REAL("model.rotary_percent", model.config.rotary_percent, "1.0", FROM(0), .high = 1, OF_HF,
         DOC("(hf) share of a head's channels that is rotated")),
+    ENUM("model.rope_scaling", model.config.rope_scaling, rope_scalings, .preset = "none", OF_HF,
+        DOC("(hf) how rotary positions are stretched: none, linear, llama3")),
+    REAL(
+        "model.rope_scaling_factor", model.config.rope_scaling_factor, "8.0", ABOVE(0), OF_HF, DOC("(hf) by how much")),
+    REAL("model.rope_scaling_low_freq_factor", model.config.rope_scaling_low_freq_factor, "1.0", ABOVE(0), OF_HF,
+        DOC("(hf) llama3: fewer turns over the original length are stretched")),
+    REAL("model.rope_scaling_high_freq_factor", model.config.rope_scaling_high_freq_factor, "4.0", ABOVE(0), OF_HF,
+        DOC("(hf) llama3: more turns are kept")),
+    INT("model.rope_scaling_original_max_position_embeddings",
+        model.config.rope_scaling_original_max_position_embeddings, "8192", FROM(1), OF_HF,
+        DOC("(hf) llama3: the length first trained on")),
     BOOL("model.add_bias_linear", model.config.add_bias_linear, "null", .by_architecture = {"true", "false"}, NULLABLE,
         OF_HF, DOC("(hf) biases of all linear layers")),
-    BOOL("model.add_qkv_bias", model.config.add_qkv_bias, "null", .by_architecture = {"true", "false"}, NULLABLE, OF_HF,
+    BOOL("model.add_qkv_bias", model.config.add_qkv_bias, "null",
+        .by_architecture = {"true", "false", [LOOM__QWEN2] = "true"}, NULLABLE, OF_HF,
         DOC("(hf) bias of the query, key and value projection")),
     BOOL("model.share_embeddings_and_output_weights", model.config.share_embeddings_and_output_weights, "null",
-        .by_architecture = {"true", "false"}, NULLABLE, OF_HF, DOC("(hf) tied head")),
+        .by_architecture = {"true", "false", [LOOM__GEMMA] = "true"}, NULLABLE, OF_HF, DOC("(hf) tied head")),
     INT("model.window_size", model.config.window_size, "null", NULLABLE, FROM(1), OF_HF,
         DOC("(hf) sliding window, positions seen; null: all")),
     REAL("model.hidden_dropout", model.config.hidden_dropout, "0.0", FROM(0), BELOW(1), SINGLE,

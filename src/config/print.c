@@ -18,10 +18,32 @@ static int depth_of(const char *path) {
     return depth;
 }
 
-static void write_comment(printer *out, long start, const char *doc) {
+/* Where the comment of a line that began at `start` begins. */
+static void write_comment_mark(printer *out, long start) {
     enum { COLUMN = 48 };
     long width = ftell(out->to) - start;
-    fprintf(out->to, "%*s# %s", width < COLUMN ? (int)(COLUMN - width) : 1, "", doc);
+    fprintf(out->to, "%*s# ", width < COLUMN ? (int)(COLUMN - width) : 1, "");
+}
+
+/* "; null: true (gpt2, gemma), else false" for a default that depends on the architecture: who differs from llama. */
+static void list_defaults(const loom__field *field, FILE *to) {
+    const char *const *defaults = field->by_architecture, *usual = defaults[LOOM__LLAMA];
+    bool said[LOOM__ARCHITECTURE_COUNT] = {false};
+    if (!usual)
+        return;
+    fputs("; null: ", to);
+    for (int i = 0; i < LOOM__ARCHITECTURE_COUNT; i++) {
+        if (said[i] || !defaults[i] || strcmp(defaults[i], usual) == 0)
+            continue;
+        fprintf(to, "%s (%s", defaults[i], loom__architecture_name((loom__architecture)i));
+        for (int j = i + 1; j < LOOM__ARCHITECTURE_COUNT; j++)
+            if (defaults[j] && strcmp(defaults[j], defaults[i]) == 0) {
+                fprintf(to, ", %s", loom__architecture_name((loom__architecture)j));
+                said[j] = true;
+            }
+        fputs("), ", to);
+    }
+    fprintf(to, "else %s", usual);
 }
 
 static void write_line(printer *out, const char *path, const char *key, const loom__field *field, bool commented_out) {
@@ -35,15 +57,14 @@ static void write_line(printer *out, const char *path, const char *key, const lo
             loom__field_write(field, out->config, out->to);
     }
     if (out->comments && field) {
-        char doc[512];
-        snprintf(doc, sizeof doc, "%s%s%s%s%s%s%s%s%s", field->doc, field->by_architecture[0] ? "; null: " : "",
-            field->by_architecture[0] ? field->by_architecture[0] : "", field->by_architecture[0] ? " (gpt2), " : "",
-            field->by_architecture[0] ? field->by_architecture[1] : "", field->by_architecture[0] ? " (llama)" : "",
-            field->not_built ? " [not supported yet: " : "", field->not_built ? field->not_built : "",
-            field->not_built ? "]" : "");
-        write_comment(out, start, doc);
+        write_comment_mark(out, start);
+        fputs(field->doc, out->to);
+        list_defaults(field, out->to);
+        if (field->not_built)
+            fprintf(out->to, " [not supported yet: %s]", field->not_built);
     } else if (out->comments && loom__section_doc(path)) {
-        write_comment(out, start, loom__section_doc(path));
+        write_comment_mark(out, start);
+        fputs(loom__section_doc(path), out->to);
     }
     fputc('\n', out->to);
 }

@@ -2,6 +2,7 @@
  * strategy tells it where it lives (materialize). */
 #include "model/gpt.h"
 #include "parallel/parallel.h"
+#include "spec/rope.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,12 +13,11 @@ static loom__gpt *gpt_of(void *context) {
 
 /* ---- coming into being ---- */
 
-/* Angles in double: a position of some thousands times a frequency has lost digits in fp32. */
 static loom_status make_rope(loom__gpt *gpt) {
     const loom_model_config *config = &gpt->config;
     if (config->position_embedding_type != LOOM_POSITION_ROPE)
         return LOOM_OK;
-    int64_t half = (int64_t)((double)config->kv_channels * config->rotary_percent) / 2;
+    int64_t half = loom__rope_channels(config) / 2;
     int64_t positions =
         config->max_position_embeddings > config->seq_length ? config->max_position_embeddings : config->seq_length;
     gpt->cosine = malloc((size_t)(positions * half + 1) * sizeof(float));
@@ -25,7 +25,7 @@ static loom_status make_rope(loom__gpt *gpt) {
     if (!gpt->cosine || !gpt->sine)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for rotary tables of %lld positions", (long long)positions);
     for (int64_t i = 0; i < half; i++) {
-        double frequency = pow(config->rotary_base, -(double)i / (double)half);
+        double frequency = loom__rope_frequency(config, i);
         for (int64_t p = 0; p < positions; p++) {
             gpt->cosine[p * half + i] = (float)cos((double)p * frequency);
             gpt->sine[p * half + i] = (float)sin((double)p * frequency);
@@ -207,6 +207,13 @@ static loom_status embed(
     LOOM_TRY(loom__vocab_embedding(tape, batch->tokens, m->b, m->s, gpt->word_embeddings, rows * loom_comm_rank(m->tp),
         config->vocab_size, m->tp, m->sequence_parallel, &words));
     loom_status status = LOOM_OK;
+    if (config->scale_embeddings) {
+        loom_tensor *plain = words;
+        words = NULL;
+        status = loom_scale(tape, plain, (float)sqrt((double)config->hidden_size), &words);
+        loom_tensor_release(plain);
+        LOOM_TRY(status);
+    }
     if (gpt->position_embeddings) {
         int64_t *positions;
         status = local_positions(m, batch, &positions);
@@ -233,7 +240,7 @@ static loom_status head(const loom__gpt *gpt, loom_tape *tape, const loom__micro
     const loom_model_config *config = &gpt->config;
     loom_tape_scope(tape, "output_layer");
     loom_tensor *normed = NULL, *logits = NULL;
-    LOOM_TRY(loom_norm(tape, x, gpt->final_norm, gpt->final_norm_bias, (float)config->layernorm_epsilon, &normed));
+    LOOM_TRY(loom__norm(tape, config, x, gpt->final_norm, gpt->final_norm_bias, &normed));
     loom_status status = loom__column_linear(tape, normed, gpt->output, NULL, m->tp, m->sequence_parallel, &logits);
     loom_tensor_release(normed);
     LOOM_TRY(status);

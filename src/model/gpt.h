@@ -1,4 +1,4 @@
-/* A decoder-only transformer (GPT-2, Llama) as a module. */
+/* A decoder-only transformer (GPT-2, Llama and its kin) as a module. */
 #ifndef MODEL_GPT_H
 #define MODEL_GPT_H
 

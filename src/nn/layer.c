@@ -22,6 +22,8 @@ loom_status loom__layer_bind(
         .input_norm_bias = find(set, number, "input_layernorm.bias"),
         .qkv = find(set, number, "self_attention.linear_qkv.weight"),
         .qkv_bias = find(set, number, "self_attention.linear_qkv.bias"),
+        .q_norm = find(set, number, "self_attention.q_layernorm.weight"),
+        .k_norm = find(set, number, "self_attention.k_layernorm.weight"),
         .proj = find(set, number, "self_attention.linear_proj.weight"),
         .proj_bias = find(set, number, "self_attention.linear_proj.bias"),
         .mlp_norm = find(set, number, "pre_mlp_layernorm.weight"),
@@ -31,7 +33,9 @@ loom_status loom__layer_bind(
         .fc2 = find(set, number, "mlp.linear_fc2.weight"),
         .fc2_bias = find(set, number, "mlp.linear_fc2.bias"),
     };
-    if (!layer->input_norm || !layer->qkv || !layer->proj || !layer->mlp_norm || !layer->fc1 || !layer->fc2)
+    bool heads_have_norms = layer->q_norm && layer->k_norm;
+    if (!layer->input_norm || !layer->qkv || heads_have_norms != config->qk_layernorm || !layer->proj ||
+        !layer->mlp_norm || !layer->fc1 || !layer->fc2)
         return loom_fail(LOOM_ERR_INTERNAL, "the spec lacks a parameter of layer %lld", (long long)number);
     return LOOM_OK;
 }
@@ -64,6 +68,13 @@ static loom_dropout site_dropout(const loom__microbatch *m, double probability, 
     return (loom_dropout){m->training ? (float)probability : 0.0f, m->seed, (uint32_t)layer, site};
 }
 
+loom_status loom__norm(loom_tape *tape, const loom_model_config *config, loom_tensor *x, loom_parameter *weight,
+    loom_parameter *bias, loom_tensor **output) {
+    float eps = (float)config->layernorm_epsilon;
+    return config->layernorm_zero_centered_gamma ? loom_zero_centered_norm(tape, x, weight, bias, eps, output)
+                                                 : loom_norm(tape, x, weight, bias, eps, output);
+}
+
 /* ---- attention ---- */
 
 typedef struct layer_call {
@@ -86,7 +97,7 @@ static layer_call *layer_call_create(const loom__layer *layer, loom__microbatch 
     return call;
 }
 
-/* qkv [s, b, …] after its projection and rotation -> [s, b, n/tp*d]. */
+/* qkv [s, b, …] after its projection, norms and rotation -> [s, b, n/tp*d]. */
 static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *qkv, loom_tensor **output) {
     const layer_call *call = argument;
     const loom_model_config *config = call->layer->config;
@@ -107,6 +118,19 @@ static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *
     return loom_attention(tape, qkv, &options, output);
 }
 
+static loom_status norm_heads(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor **qkv) {
+    const loom_model_config *config = layer->config;
+    if (!config->qk_layernorm)
+        return LOOM_OK;
+    int64_t g = local_groups(config, m);
+    loom_tensor *normed;
+    LOOM_TRY(loom_qk_norm(tape, *qkv, layer->q_norm, layer->k_norm, g, local_heads(config, m) / g, config->kv_channels,
+        (float)config->layernorm_epsilon, config->layernorm_zero_centered_gamma, &normed));
+    loom_tensor_release(*qkv);
+    *qkv = normed;
+    return LOOM_OK;
+}
+
 static loom_status rotate(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor **qkv) {
     const loom_model_config *config = layer->config;
     if (config->position_embedding_type != LOOM_POSITION_ROPE)
@@ -124,11 +148,12 @@ static loom_status self_attention(
     const loom__layer *layer, loom_tape *tape, loom__microbatch *m, loom_tensor *x, loom_tensor **output) {
     const loom_model_config *config = layer->config;
     loom_tensor *normed = NULL, *qkv = NULL, *context = NULL, *projected = NULL;
-    loom_status status =
-        loom_norm(tape, x, layer->input_norm, layer->input_norm_bias, (float)config->layernorm_epsilon, &normed);
+    loom_status status = loom__norm(tape, config, x, layer->input_norm, layer->input_norm_bias, &normed);
     if (!status)
         status = loom__column_linear(tape, normed, layer->qkv, layer->qkv_bias, m->tp, m->sequence_parallel, &qkv);
     loom_tensor_release(normed);
+    if (!status)
+        status = norm_heads(layer, tape, m, &qkv);
     if (!status)
         status = rotate(layer, tape, m, &qkv);
     if (!status && config->recompute == LOOM_RECOMPUTE_SELECTIVE) {
@@ -155,8 +180,7 @@ static loom_status mlp(
     const loom__layer *layer, loom_tape *tape, loom__microbatch *m, loom_tensor *x, loom_tensor **output) {
     const loom_model_config *config = layer->config;
     loom_tensor *normed = NULL, *wide = NULL, *active = NULL, *narrow = NULL;
-    loom_status status =
-        loom_norm(tape, x, layer->mlp_norm, layer->mlp_norm_bias, (float)config->layernorm_epsilon, &normed);
+    loom_status status = loom__norm(tape, config, x, layer->mlp_norm, layer->mlp_norm_bias, &normed);
     if (!status)
         status = loom__column_linear(tape, normed, layer->fc1, NULL, m->tp, m->sequence_parallel, &wide);
     loom_tensor_release(normed);

@@ -1,4 +1,4 @@
-/* One transformer layer (pre-norm; GPT-2 and Llama kinds), on any number of tensor ranks. */
+/* One transformer layer (pre-norm; GPT-2, Llama and their kin), on any number of tensor ranks. */
 #ifndef NN_LAYER_H
 #define NN_LAYER_H
 
@@ -22,7 +22,7 @@ typedef struct loom__microbatch {
 typedef struct loom__layer {
     int64_t number; /* global, from 0 */
     const loom_model_config *config;
-    loom_parameter *input_norm, *input_norm_bias, *qkv, *qkv_bias, *proj, *proj_bias;
+    loom_parameter *input_norm, *input_norm_bias, *qkv, *qkv_bias, *q_norm, *k_norm, *proj, *proj_bias;
     loom_parameter *mlp_norm, *mlp_norm_bias, *fc1, *fc1_bias, *fc2, *fc2_bias;
 } loom__layer;
 
@@ -33,6 +33,10 @@ loom_status loom__layer_bind(
 /* x, *output: [s, b, h], or [s/tp, b, h] with sequence parallelism. Recomputation as configured. */
 loom_status loom__layer_forward(
     const loom__layer *layer, loom_tape *tape, loom__microbatch *microbatch, loom_tensor *x, loom_tensor **output);
+
+/* The norm that the configuration asks for, over the last axis; bias NULL where it has none. */
+loom_status loom__norm(loom_tape *tape, const loom_model_config *config, loom_tensor *x, loom_parameter *weight,
+    loom_parameter *bias, loom_tensor **output);
 
 /* Global position of the first row of a tensor that is sharded over the sequence; 0 without sequence parallelism. */
 int64_t loom__sequence_offset(const loom__microbatch *microbatch);

@@ -24,6 +24,7 @@ loom_status loom__parameter_set_create(
         loom__parameter_local_shape(spec, descriptor, tp, parameter->shape);
         parameter->tensor_parallel = descriptor->shard != LOOM__SHARD_NONE && tp > 1;
         parameter->sequence_partial = descriptor->sequence_partial && sequence_parallel;
+        parameter->tensor_partial = descriptor->tensor_partial && tp > 1;
         parameter->decay = descriptor->decay;
         parameter->descriptor = descriptor;
         parameter->index = i;

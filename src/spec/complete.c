@@ -2,6 +2,7 @@
  * configuration that passed has every derived value filled in, every dimension in a range where products of three do
  * not overflow 64 bits, and divides over its tensor ranks. All faults are collected before any is reported. */
 #include "base/faults.h"
+#include "spec/architecture.h"
 #include "spec/parameter.h"
 #include <inttypes.h>
 #include <math.h>
@@ -116,11 +117,30 @@ static void check_enumerations(loom__faults *faults, const loom_model_config *co
     } fields[] = {{"normalization", (int)config->normalization, LOOM_RMSNORM + 1},
         {"activation", (int)config->activation, LOOM_ACTIVATION_COUNT},
         {"position_embedding_type", (int)config->position_embedding_type, LOOM_POSITION_NONE + 1},
+        {"rope_scaling", (int)config->rope_scaling, LOOM_ROPE_SCALING_LLAMA3 + 1},
         {"recompute", (int)config->recompute, LOOM_RECOMPUTE_FULL + 1}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < 0 || fields[i].value >= fields[i].count)
             loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: found number %d, expected 0 to %d", fields[i].name,
                 fields[i].value, fields[i].count - 1);
+}
+
+static void check_rope_scaling(loom__faults *faults, const loom_model_config *config) {
+    double factor = config->rope_scaling_factor, low = config->rope_scaling_low_freq_factor;
+    double high = config->rope_scaling_high_freq_factor;
+    if (config->rope_scaling == LOOM_ROPE_SCALING_NONE)
+        return;
+    if (!(factor > 0 && isfinite(factor)))
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "rope_scaling_factor: found %g, expected a number > 0", factor);
+    if (config->rope_scaling != LOOM_ROPE_SCALING_LLAMA3)
+        return;
+    if (!(low > 0 && high > low && isfinite(high)))
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "rope_scaling_low_freq_factor %g, rope_scaling_high_freq_factor %g: expected numbers > 0, the second above "
+            "the first",
+            low, high);
+    check_range(faults, "rope_scaling_original_max_position_embeddings",
+        config->rope_scaling_original_max_position_embeddings, 1, ROWS_MAX);
 }
 
 static void check_numbers(loom__faults *faults, const loom_model_config *config) {
@@ -133,10 +153,14 @@ static void check_numbers(loom__faults *faults, const loom_model_config *config)
         loom__faults_add(
             faults, LOOM_ERR_CONFIG, "init_method_std: found %g, expected a number >= 0", config->init_method_std);
     check_range(faults, "window_size", config->window_size, 0, ROWS_MAX);
+    if (config->qk_layernorm && config->normalization != LOOM_RMSNORM)
+        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
+            "not supported yet: qk_layernorm with normalization layernorm; with rmsnorm it is");
     if (config->position_embedding_type != LOOM_POSITION_ROPE)
         return;
     if (!(config->rotary_base > 0 && isfinite(config->rotary_base)))
         loom__faults_add(faults, LOOM_ERR_CONFIG, "rotary_base: found %g, expected a number > 0", config->rotary_base);
+    check_rope_scaling(faults, config);
     check_share(faults, "rotary_percent", config->rotary_percent, 0, 1, false);
     if (config->kv_channels > 0 && config->kv_channels <= CHANNELS_MAX && config->rotary_percent >= 0 &&
         config->rotary_percent <= 1 && (int64_t)((double)config->kv_channels * config->rotary_percent) % 2 != 0)
@@ -171,10 +195,10 @@ loom_status loom__model_config_complete(loom_model_config *config, int64_t tp, b
     loom__faults_begin(&faults);
     loom_model_config made = *config;
     if (!made.architecture)
-        loom__faults_add(&faults, LOOM_ERR_CONFIG, "architecture: missing, expected gpt2 or llama");
-    else if (strcmp(made.architecture, "gpt2") != 0 && strcmp(made.architecture, "llama") != 0)
-        loom__faults_add(&faults, LOOM_ERR_UNSUPPORTED, "not supported yet: architecture \"%s\"; gpt2 and llama are",
-            made.architecture);
+        loom__faults_add(&faults, LOOM_ERR_CONFIG, "architecture: missing, expected one of " LOOM__ARCHITECTURES_BUILT);
+    else if (loom__architecture_find(made.architecture) == LOOM__ARCHITECTURE_UNKNOWN)
+        loom__faults_add(&faults, LOOM_ERR_UNSUPPORTED,
+            "not supported yet: architecture \"%s\"; " LOOM__ARCHITECTURES_BUILT " are", made.architecture);
     check_range(&faults, "tensor_model_parallel_size", tp, 1, WIDTH_MAX);
     if (tp < 1 || tp > WIDTH_MAX)
         return loom__faults_end(&faults);

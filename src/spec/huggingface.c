@@ -6,18 +6,52 @@
  * the parameter. */
 #include "spec/huggingface.h"
 #include "base/text.h"
+#include "spec/architecture.h"
 #include <stdio.h>
 #include <string.h>
 
 static bool is_gpt2(const loom__model_spec *spec) {
-    return strcmp(spec->config.architecture, "gpt2") == 0;
+    return loom__architecture_find(spec->config.architecture) == LOOM__GPT2;
+}
+
+/* What the files of a family of Llama's kin have; without any of it they are Llama's. */
+typedef struct family {
+    bool biases, qkv_bias, window, qk_norm, zero_centered, scaled;
+} family;
+
+static const family families[LOOM__ARCHITECTURE_COUNT] = {[LOOM__GPT2] = {.biases = true},
+    [LOOM__LLAMA] = {.biases = true},
+    [LOOM__MISTRAL] = {.window = true},
+    [LOOM__QWEN2] = {.qkv_bias = true},
+    [LOOM__QWEN3] = {.qk_norm = true},
+    [LOOM__GEMMA] = {.zero_centered = true, .scaled = true}};
+
+/* What of the configuration the family's files cannot say; NULL = nothing. */
+static const char *family_cannot(const family *has, const loom_model_config *config) {
+    bool qkv_bias_alone = config->add_qkv_bias && !config->add_bias_linear;
+    if (config->add_bias_linear && !has->biases)
+        return "add_bias_linear true";
+    if (qkv_bias_alone != has->qkv_bias)
+        return qkv_bias_alone ? "a bias of qkv alone" : "no bias of qkv";
+    if (config->window_size != 0 && !has->window)
+        return "a sliding window";
+    if (config->qk_layernorm != has->qk_norm)
+        return has->qk_norm ? "qk_layernorm false" : "qk_layernorm true";
+    if (config->layernorm_zero_centered_gamma != has->zero_centered)
+        return has->zero_centered ? "layernorm_zero_centered_gamma false" : "layernorm_zero_centered_gamma true";
+    if (config->scale_embeddings != has->scaled)
+        return has->scaled ? "scale_embeddings false" : "scale_embeddings true";
+    return NULL;
 }
 
 loom_status loom__hf_check(const loom__model_spec *spec) {
     const loom_model_config *config = &spec->config;
-    bool gpt2 = is_gpt2(spec), gated = loom_activation_is_gated(config->activation);
+    loom__architecture architecture = loom__architecture_find(config->architecture);
+    bool gpt2 = architecture == LOOM__GPT2, gated = loom_activation_is_gated(config->activation);
     const char *cannot = NULL;
-    if ((config->normalization == LOOM_LAYERNORM) != gpt2)
+    if (architecture == LOOM__ARCHITECTURE_UNKNOWN)
+        cannot = "a name that is none of " LOOM__ARCHITECTURES_BUILT;
+    else if ((config->normalization == LOOM_LAYERNORM) != gpt2)
         cannot = gpt2 ? "normalization rmsnorm" : "normalization layernorm";
     else if (gated == gpt2)
         cannot = gpt2 ? "a gated activation" : "an activation without a gate";
@@ -29,12 +63,10 @@ loom_status loom__hf_check(const loom__model_spec *spec) {
         cannot = "kv_channels other than hidden_size / num_attention_heads";
     else if (gpt2 && !config->add_bias_linear)
         cannot = "add_bias_linear false";
-    else if (config->window_size != 0)
-        cannot = "a sliding window";
     else if (!gpt2 && config->rotary_percent != 1.0)
         cannot = "rotary_percent below 1";
-    else if (!gpt2 && config->add_qkv_bias && !config->add_bias_linear)
-        cannot = "a bias of qkv alone";
+    else
+        cannot = family_cannot(&families[architecture], config);
     if (cannot)
         return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: Hugging Face files of a %s model with %s",
             config->architecture, cannot);
@@ -81,7 +113,7 @@ typedef enum shape_of { WHOLE, QKV, GATE_UP } shape_of;
 typedef struct entry {
     const char *megatron; /* module inside a layer, or the whole module name outside; without .weight, .bias */
     shape_of made_of;
-    const char *gpt2, *llama; /* module(s) there */
+    const char *gpt2, *llama; /* module(s) there; the kin of Llama have its names */
 } entry;
 
 static const entry entries[] = {
@@ -90,6 +122,8 @@ static const entry entries[] = {
     {"input_layernorm", WHOLE, "ln_1", "input_layernorm"},
     {"self_attention.linear_proj", WHOLE, "attn.c_proj", "self_attn.o_proj"},
     {"self_attention.linear_qkv", QKV, "attn.c_attn", "self_attn."},
+    {"self_attention.q_layernorm", WHOLE, NULL, "self_attn.q_norm"},
+    {"self_attention.k_layernorm", WHOLE, NULL, "self_attn.k_norm"},
     {"pre_mlp_layernorm", WHOLE, "ln_2", "post_attention_layernorm"},
     {"mlp.linear_fc1", GATE_UP, "mlp.c_fc", "mlp."},
     {"mlp.linear_fc2", WHOLE, "mlp.c_proj", "mlp.down_proj"},
@@ -98,7 +132,8 @@ static const entry entries[] = {
 };
 
 /* Splits "decoder.layers.3.mlp.linear_fc1.weight" into its entry and "weight". */
-static loom_status find_entry(const loom__parameter_descriptor *parameter, const entry **found, const char **kind) {
+static loom_status find_entry(
+    const loom__model_spec *spec, const loom__parameter_descriptor *parameter, const entry **found, const char **kind) {
     const char *module = parameter->name;
     if (parameter->layer >= 0) {
         module += strlen("decoder.layers.");
@@ -112,7 +147,8 @@ static loom_status find_entry(const loom__parameter_descriptor *parameter, const
             *kind = dot + 1;
             return LOOM_OK;
         }
-    return loom_fail(LOOM_ERR_ARGUMENT, "\"%s\" is no parameter of a gpt2 or llama model", parameter->name);
+    return loom_fail(
+        LOOM_ERR_ARGUMENT, "\"%s\" is no parameter of a %s model", parameter->name, spec->config.architecture);
 }
 
 /* The tensors of a parameter, 1 to 3. */
@@ -128,7 +164,7 @@ static loom_status sources_of(const loom__model_spec *spec, const loom__paramete
     const entry *found = NULL;
     const char *kind = NULL;
     LOOM_TRY(loom__hf_check(spec));
-    LOOM_TRY(find_entry(parameter, &found, &kind));
+    LOOM_TRY(find_entry(spec, parameter, &found, &kind));
     bool gpt2 = is_gpt2(spec);
     int64_t rows = parameter->shape[0], cols = parameter->shape[1];
     out->made_of = gpt2 && found->made_of == GATE_UP ? WHOLE : found->made_of;

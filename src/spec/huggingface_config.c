@@ -2,6 +2,7 @@
  * list of those that cannot change logits, losses or gradients, or refused by name. So a new option of a future
  * transformers release is refused until somebody has looked at it. */
 #include "base/faults.h"
+#include "spec/architecture.h"
 #include "spec/huggingface.h"
 #include <inttypes.h>
 #include <jansson.h>
@@ -87,10 +88,11 @@ static const char *const gpt2_members[] = {"activation_function", "attn_pdrop", 
     "layer_norm_epsilon", "n_embd", "n_head", "n_inner", "n_layer", "n_positions", "resid_pdrop", "scale_attn_weights",
     "tie_word_embeddings", "vocab_size"};
 
-static const char *const llama_members[] = {"attention_bias", "attention_dropout", "head_dim", "hidden_act",
-    "hidden_size", "initializer_range", "intermediate_size", "max_position_embeddings", "mlp_bias",
-    "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters",
-    "rope_scaling", "rope_theta", "tie_word_embeddings", "vocab_size"};
+/* Of Llama and all its kin. */
+static const char *const kin_members[] = {"attention_bias", "attention_dropout", "head_dim", "hidden_act",
+    "hidden_size", "initializer_range", "intermediate_size", "max_position_embeddings", "num_attention_heads",
+    "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta",
+    "tie_word_embeddings", "vocab_size"};
 
 static bool is_listed(const char *key, const char *const *list, size_t count) {
     for (size_t i = 0; i < count; i++)
@@ -170,7 +172,34 @@ static void read_gpt2(const reader *from, loom_model_config *model) {
         not_built(from, "scale_attn_weights", "false");
 }
 
-/* rope_parameters (transformers 5), or rope_theta beside rope_scaling (4); only plain rotary positions are built. */
+/* ---- rotary positions ---- */
+
+/* A number that a scaling must have. */
+static double need_number(const reader *from, const char *key) {
+    const json_t *value = member(from, key);
+    if (!json_is_number(value))
+        wrong_type(from, key, value, "a number");
+    return json_is_number(value) ? json_number_value(value) : 1;
+}
+
+static void read_scaling(const reader *rope, const char *type, loom_model_config *model) {
+    static const char *const linear[] = {"rope_theta", "rope_type", "type", "partial_rotary_factor", "factor"};
+    static const char *const llama3[] = {"rope_theta", "rope_type", "type", "partial_rotary_factor", "factor",
+        "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"};
+    model->rope_scaling_factor = need_number(rope, "factor");
+    if (strcmp(type, "linear") == 0) {
+        model->rope_scaling = LOOM_ROPE_SCALING_LINEAR;
+        refuse_unknown(rope, linear, COUNT(linear));
+        return;
+    }
+    model->rope_scaling = LOOM_ROPE_SCALING_LLAMA3;
+    model->rope_scaling_low_freq_factor = need_number(rope, "low_freq_factor");
+    model->rope_scaling_high_freq_factor = need_number(rope, "high_freq_factor");
+    model->rope_scaling_original_max_position_embeddings = get_size(rope, "original_max_position_embeddings", -1);
+    refuse_unknown(rope, llama3, COUNT(llama3));
+}
+
+/* rope_parameters (transformers 5), or rope_theta beside rope_scaling (4). */
 static void read_rope(const reader *from, loom_model_config *model) {
     static const char *const known[] = {"rope_theta", "rope_type", "type", "partial_rotary_factor"};
     model->position_embedding_type = LOOM_POSITION_ROPE;
@@ -188,58 +217,150 @@ static void read_rope(const reader *from, loom_model_config *model) {
         reader rope = {.name = from->name, .object = value, .faults = from->faults};
         const char *type = get_string(&rope, "rope_type", get_string(&rope, "type", "default"));
         model->rotary_base = get_number(&rope, "rope_theta", model->rotary_base);
-        if (strcmp(type, "default") != 0) {
-            loom__faults_add(from->faults, LOOM_ERR_UNSUPPORTED, "%s: not supported yet: rope_type \"%s\"; default is",
-                from->name, type);
-            continue;
-        }
         if (get_number(&rope, "partial_rotary_factor", 1.0) != 1.0)
             not_built(from, "partial_rotary_factor", "other than 1");
-        refuse_unknown(&rope, known, COUNT(known));
+        if (strcmp(type, "linear") == 0 || strcmp(type, "llama3") == 0)
+            read_scaling(&rope, type, model);
+        else if (strcmp(type, "default") == 0)
+            refuse_unknown(&rope, known, COUNT(known));
+        else
+            loom__faults_add(from->faults, LOOM_ERR_UNSUPPORTED,
+                "%s: not supported yet: rope_type \"%s\"; default, linear and llama3 are", from->name, type);
     }
 }
 
-static void read_llama(const reader *from, loom_model_config *model) {
-    refuse_unknown(from, llama_members, COUNT(llama_members));
-    model->architecture = "llama";
-    model->num_layers = get_size(from, "num_hidden_layers", 32);
-    model->hidden_size = get_size(from, "hidden_size", 4096);
-    model->ffn_hidden_size = get_size(from, "intermediate_size", 11008);
-    model->num_attention_heads = get_size(from, "num_attention_heads", 32);
-    model->num_query_groups = get_size(from, "num_key_value_heads", 0);
-    model->kv_channels = get_size(from, "head_dim", 0);
-    model->max_position_embeddings = get_size(from, "max_position_embeddings", 2048);
-    model->vocab_size = get_size(from, "vocab_size", 32000);
-    model->normalization = LOOM_RMSNORM;
-    model->layernorm_epsilon = get_number(from, "rms_norm_eps", 1e-6);
-    model->activation = get_activation(from, "hidden_act", "silu", true);
-    bool attention_bias = get_bool(from, "attention_bias", false), mlp_bias = get_bool(from, "mlp_bias", false);
-    if (attention_bias != mlp_bias)
+/* ---- Llama and its kin ---- */
+
+/* What transformers takes where a file says nothing. */
+typedef struct family {
+    loom__architecture architecture;
+    const char *const *members; /* of config.json, beside those of all */
+    size_t member_count;
+    int64_t num_layers, hidden_size, ffn_hidden_size, num_attention_heads;
+    int64_t num_query_groups, kv_channels; /* 0 = derived */
+    int64_t max_position_embeddings, vocab_size;
+    bool tied;
+} family;
+
+static const char *const mistral_members[] = {"sliding_window"};
+static const char *const llama_members[] = {"mlp_bias"};
+static const char *const qwen_members[] = {"layer_types", "max_window_layers", "sliding_window", "use_sliding_window"};
+static const char *const gemma_members[] = {"hidden_activation"};
+
+static const family families[] = {
+    {LOOM__LLAMA, llama_members, COUNT(llama_members), 32, 4096, 11008, 32, 0, 0, 2048, 32000, false},
+    {LOOM__MISTRAL, mistral_members, COUNT(mistral_members), 32, 4096, 14336, 32, 8, 0, 131072, 32000, false},
+    {LOOM__QWEN2, qwen_members, COUNT(qwen_members), 32, 4096, 22016, 32, 32, 0, 32768, 151936, false},
+    {LOOM__QWEN3, qwen_members, COUNT(qwen_members), 32, 4096, 22016, 32, 32, 128, 32768, 151936, false},
+    {LOOM__GEMMA, gemma_members, COUNT(gemma_members), 28, 3072, 24576, 16, 16, 256, 8192, 256000, true},
+};
+
+/* Null is "derived", absent is the default of transformers. */
+static int64_t get_derived_size(const reader *from, const char *key, int64_t otherwise) {
+    return json_is_null(json_object_get(from->object, key)) ? 0 : get_size(from, key, otherwise);
+}
+
+/* attention_bias is of q, k, v and the output projection; Qwen 2 always has one of q, k and v alone. */
+static void read_biases(const reader *from, loom_model_config *model, loom__architecture architecture) {
+    bool qwen2 = architecture == LOOM__QWEN2, llama = architecture == LOOM__LLAMA;
+    bool attention_bias = get_bool(from, "attention_bias", qwen2);
+    bool mlp_bias = llama && get_bool(from, "mlp_bias", false);
+    model->add_bias_linear = llama && attention_bias;
+    model->add_qkv_bias = attention_bias;
+    if (llama && attention_bias != mlp_bias)
         loom__faults_add(from->faults, LOOM_ERR_UNSUPPORTED,
             "%s: not supported yet: attention_bias %s beside mlp_bias %s; both or neither are", from->name,
             attention_bias ? "true" : "false", mlp_bias ? "true" : "false");
-    model->add_bias_linear = attention_bias;
-    model->add_qkv_bias = attention_bias;
-    model->share_embeddings_and_output_weights = get_bool(from, "tie_word_embeddings", false);
-    model->window_size = 0;
+    else if (!llama && attention_bias != qwen2)
+        not_built(from, "attention_bias", attention_bias ? "true" : "false");
+}
+
+/* Every layer of Mistral has its window (4096 where the file does not say); Qwen has one in some layers alone. */
+static void read_window(const reader *from, loom_model_config *model, loom__architecture architecture) {
+    model->window_size = architecture == LOOM__MISTRAL ? get_derived_size(from, "sliding_window", 4096) : 0;
+    if (architecture != LOOM__QWEN2 && architecture != LOOM__QWEN3)
+        return;
+    if (get_bool(from, "use_sliding_window", false))
+        not_built(from, "use_sliding_window", "true");
+    const json_t *types = member(from, "layer_types"), *type;
+    size_t index;
+    if (types && !json_is_array(types))
+        wrong_type(from, "layer_types", types, "a list");
+    json_array_foreach((json_t *)(uintptr_t)types, index, type) {
+        if (json_is_string(type) && strcmp(json_string_value(type), "full_attention") == 0)
+            continue;
+        not_built(from, "layer_types", "other than full_attention");
+        return;
+    }
+}
+
+/* Gemma's gate is the tanh form: its first files said "gelu" and meant that one (transformers reads hidden_activation,
+ * or takes the tanh form where it is missing). */
+static loom_activation gemma_activation(const reader *from) {
+    if (member(from, "hidden_activation"))
+        return get_activation(from, "hidden_activation", "gelu_pytorch_tanh", true);
+    loom_activation named = get_activation(from, "hidden_act", "gelu_pytorch_tanh", true);
+    return named == LOOM_GEGLU_ERF ? LOOM_GEGLU : named;
+}
+
+static void read_family(const reader *from, const family *kin, loom_model_config *model) {
+    const char *members[COUNT(kin_members) + COUNT(qwen_members)];
+    memcpy(members, kin_members, sizeof kin_members);
+    memcpy(members + COUNT(kin_members), kin->members, kin->member_count * sizeof *kin->members);
+    refuse_unknown(from, members, COUNT(kin_members) + kin->member_count);
+    bool gemma = kin->architecture == LOOM__GEMMA;
+    model->architecture = loom__architecture_name(kin->architecture);
+    model->num_layers = get_size(from, "num_hidden_layers", kin->num_layers);
+    model->hidden_size = get_size(from, "hidden_size", kin->hidden_size);
+    model->ffn_hidden_size = get_size(from, "intermediate_size", kin->ffn_hidden_size);
+    model->num_attention_heads = get_size(from, "num_attention_heads", kin->num_attention_heads);
+    model->num_query_groups = get_derived_size(from, "num_key_value_heads", kin->num_query_groups);
+    model->kv_channels = get_derived_size(from, "head_dim", kin->kv_channels);
+    model->max_position_embeddings = get_size(from, "max_position_embeddings", kin->max_position_embeddings);
+    model->vocab_size = get_size(from, "vocab_size", kin->vocab_size);
+    model->normalization = LOOM_RMSNORM;
+    model->layernorm_epsilon = get_number(from, "rms_norm_eps", 1e-6);
+    model->layernorm_zero_centered_gamma = gemma;
+    model->scale_embeddings = gemma;
+    model->qk_layernorm = kin->architecture == LOOM__QWEN3;
+    model->activation = gemma ? gemma_activation(from) : get_activation(from, "hidden_act", "silu", true);
+    read_biases(from, model, kin->architecture);
+    read_window(from, model, kin->architecture);
+    model->share_embeddings_and_output_weights = get_bool(from, "tie_word_embeddings", kin->tied);
     model->init_method_std = get_number(from, "initializer_range", 0.02);
     model->attention_dropout = get_number(from, "attention_dropout", 0.0);
     model->hidden_dropout = 0.0;
     read_rope(from, model);
 }
 
+/* What the file decides although most of them say nothing about it. */
+static void clear_kin_fields(loom_model_config *model) {
+    model->layernorm_zero_centered_gamma = model->qk_layernorm = model->scale_embeddings = false;
+    model->rope_scaling = LOOM_ROPE_SCALING_NONE;
+    model->rope_scaling_factor = 8;
+    model->rope_scaling_low_freq_factor = 1;
+    model->rope_scaling_high_freq_factor = 4;
+    model->rope_scaling_original_max_position_embeddings = 8192;
+}
+
 static void read_architecture(const reader *from, loom_model_config *model) {
     const json_t *type = member(from, "model_type");
     if (!json_is_string(type)) {
         wrong_type(from, "model_type", type, "a string such as \"gpt2\" or \"llama\"");
-    } else if (strcmp(json_string_value(type), "gpt2") == 0) {
-        read_gpt2(from, model);
-    } else if (strcmp(json_string_value(type), "llama") == 0) {
-        read_llama(from, model);
-    } else {
-        loom__faults_add(from->faults, LOOM_ERR_UNSUPPORTED,
-            "%s: not supported yet: model_type \"%s\"; gpt2 and llama are", from->name, json_string_value(type));
+        return;
     }
+    loom__architecture architecture = loom__architecture_find(json_string_value(type));
+    if (architecture == LOOM__ARCHITECTURE_UNKNOWN)
+        loom__faults_add(from->faults, LOOM_ERR_UNSUPPORTED,
+            "%s: not supported yet: model_type \"%s\"; " LOOM__ARCHITECTURES_BUILT " are", from->name,
+            json_string_value(type));
+    else
+        clear_kin_fields(model);
+    if (architecture == LOOM__GPT2)
+        read_gpt2(from, model);
+    for (size_t i = 0; i < COUNT(families); i++)
+        if (families[i].architecture == architecture)
+            read_family(from, &families[i], model);
 }
 
 loom_status loom__hf_model_config(const char *name, const char *text, size_t length, loom_model_config *model) {

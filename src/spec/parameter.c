@@ -41,13 +41,26 @@ static void add_vocabulary_rows(list *to, const char *name, int tie_group) {
     parameter->tie_group = tie_group;
 }
 
+/* A factor of 1. */
+static loom__initial norm_weight_initial(const loom_model_config *config) {
+    return config->layernorm_zero_centered_gamma ? LOOM__INIT_ZERO : LOOM__INIT_ONE;
+}
+
 static void add_norm(list *to, const char *weight, const char *bias) {
     const loom_model_config *config = &to->spec->config;
     loom__parameter_descriptor *parameter = add(to, weight, 1, config->hidden_size, 1);
-    parameter->initial = LOOM__INIT_ONE;
+    parameter->initial = norm_weight_initial(config);
     parameter->sequence_partial = true;
     if (config->normalization == LOOM_LAYERNORM)
         add(to, bias, 1, config->hidden_size, 1)->sequence_partial = true;
+}
+
+/* A norm of heads: every rank has the whole weight and some of the heads. */
+static void add_head_norm(list *to, const char *weight) {
+    const loom_model_config *config = &to->spec->config;
+    loom__parameter_descriptor *parameter = add(to, weight, 1, config->kv_channels, 1);
+    parameter->initial = norm_weight_initial(config);
+    parameter->tensor_partial = true;
 }
 
 /* A linear layer cut along its output (axis 0), bias included. */
@@ -79,6 +92,10 @@ static void add_layer(list *to) {
     add_row_linear(to, "self_attention.linear_proj.weight", "self_attention.linear_proj.bias", h, n * d);
     add_column_linear(to, "self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias", (n + 2 * g) * d, h,
         LOOM__SHARD_QKV_GROUPS, config->add_bias_linear || config->add_qkv_bias);
+    if (config->qk_layernorm) {
+        add_head_norm(to, "self_attention.q_layernorm.weight");
+        add_head_norm(to, "self_attention.k_layernorm.weight");
+    }
     add_norm(to, "pre_mlp_layernorm.weight", "pre_mlp_layernorm.bias");
     add_column_linear(to, "mlp.linear_fc1.weight", "mlp.linear_fc1.bias", gated ? 2 * f : f, h,
         gated ? LOOM__SHARD_GATE_UP : LOOM__SHARD_SLICE, config->add_bias_linear);
@@ -86,7 +103,7 @@ static void add_layer(list *to) {
 }
 
 loom_status loom__model_spec_create(const loom_model_config *completed, loom__model_spec **spec) {
-    enum { A_LAYER = 12, OUTSIDE = 5 }; /* parameters, at most */
+    enum { A_LAYER = 14, OUTSIDE = 5 }; /* parameters, at most */
     if (completed->num_layers < 1 || completed->padded_vocab_size < completed->vocab_size || completed->kv_channels < 1)
         return loom_fail(
             LOOM_ERR_ARGUMENT, "a model specification needs a completed configuration (loom__model_config_complete)");

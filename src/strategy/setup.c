@@ -29,7 +29,7 @@ static loom_status find_partial(loom_parallel *parallel) {
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the list of partial gradients");
     for (int64_t i = 0; i < parallel->parameter_count; i++) {
         loom_parameter *parameter = parallel->parameters[i];
-        if (!parameter->sequence_partial)
+        if (!parameter->sequence_partial && !parameter->tensor_partial)
             continue;
         parallel->partial[parallel->partial_count++] = parameter;
         parallel->partial_elements += loom_parameter_count(parameter);

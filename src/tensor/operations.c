@@ -1,6 +1,6 @@
 /* The local operations: each is one kernel forward, one backward, and what has to be kept between them. Nothing here
  * communicates; `parallel` builds on the same door. */
-#include <megaloom/tensor.h>
+#include "tensor/operations.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,22 +59,32 @@ static loom_status check_sample_numbers(const loom_dropout *dropout, const int64
 
 /* ---- normalization ---- */
 
+loom_status loom__one_plus(loom_tape *tape, const loom_parameter *weight, loom_tensor **factor) {
+    loom_tensor *made;
+    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 1, weight->shape, &made));
+    for (int64_t i = 0; i < weight->shape[0]; i++)
+        loom_tensor_f32(made)[i] = 1.0f + weight->data[i];
+    *factor = made;
+    return LOOM_OK;
+}
+
 typedef struct norm_state {
     loom_parameter *weight, *bias; /* bias NULL: RMSNorm */
 } norm_state;
 
 static loom_status norm_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
     loom_tensor *x = loom_node_saved(node, 0), *mean = loom_node_saved(node, 1), *rstd = loom_node_saved(node, 2);
-    const loom_parameter *weight = ((norm_state *)loom_node_state(node))->weight;
+    const loom_tensor *factor = loom_node_saved(node, 3);
+    const float *weight = factor ? loom_tensor_f32(factor) : ((norm_state *)loom_node_state(node))->weight->data;
     int64_t h = last_axis(x), rows = loom_tensor_count(x) / (h ? h : 1);
     loom_tensor *d_x;
     LOOM_TRY(create_like(tape, x, &d_x));
     if (mean)
-        KERNELS(tape)->layernorm_backward_input(TEAM(tape), rows, h, loom_tensor_f32(x), weight->data,
-            loom_tensor_f32(mean), loom_tensor_f32(rstd), loom_tensor_f32(d_y), loom_tensor_f32(d_x));
-    else
-        KERNELS(tape)->rmsnorm_backward_input(TEAM(tape), rows, h, loom_tensor_f32(x), weight->data,
+        KERNELS(tape)->layernorm_backward_input(TEAM(tape), rows, h, loom_tensor_f32(x), weight, loom_tensor_f32(mean),
             loom_tensor_f32(rstd), loom_tensor_f32(d_y), loom_tensor_f32(d_x));
+    else
+        KERNELS(tape)->rmsnorm_backward_input(TEAM(tape), rows, h, loom_tensor_f32(x), weight, loom_tensor_f32(rstd),
+            loom_tensor_f32(d_y), loom_tensor_f32(d_x));
     return loom_tape_give(tape, node, 0, d_x);
 }
 
@@ -126,8 +136,8 @@ static loom_status norm_weight(loom_tape *tape, loom_node *node, loom_tensor *d_
 
 static const loom_op norm_op = {"norm", norm_input, norm_weight, NULL};
 
-loom_status loom_norm(
-    loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_parameter *bias, float eps, loom_tensor **output) {
+static loom_status norm(loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_parameter *bias, float eps,
+    bool zero_centered, loom_tensor **output) {
     LOOM_TRY(check_f32(&norm_op, x));
     LOOM_TRY(loom_tensor_ready(x));
     int64_t h = last_axis(x), rows = loom_tensor_count(x) / (h ? h : 1);
@@ -135,30 +145,44 @@ loom_status loom_norm(
         return loom_fail(LOOM_ERR_ARGUMENT, "a norm needs its weight");
     LOOM_TRY(check_vector(weight, h));
     LOOM_TRY(check_vector(bias, h));
-    loom_tensor *y = NULL, *mean = NULL, *rstd = NULL;
+    loom_tensor *y = NULL, *mean = NULL, *rstd = NULL, *factor = NULL;
     loom_status status = create_like(tape, x, &y);
+    if (!status && zero_centered)
+        status = loom__one_plus(tape, weight, &factor);
     if (!status)
         status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 1, &rows, &rstd);
     if (!status && bias)
         status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 1, &rows, &mean);
     if (!status) {
+        const float *used = factor ? loom_tensor_f32(factor) : weight->data;
         if (bias)
-            KERNELS(tape)->layernorm(TEAM(tape), rows, h, eps, loom_tensor_f32(x), weight->data, bias->data,
-                loom_tensor_f32(y), loom_tensor_f32(mean), loom_tensor_f32(rstd));
+            KERNELS(tape)->layernorm(TEAM(tape), rows, h, eps, loom_tensor_f32(x), used, bias->data, loom_tensor_f32(y),
+                loom_tensor_f32(mean), loom_tensor_f32(rstd));
         else
             KERNELS(tape)->rmsnorm(
-                TEAM(tape), rows, h, eps, loom_tensor_f32(x), weight->data, loom_tensor_f32(y), loom_tensor_f32(rstd));
+                TEAM(tape), rows, h, eps, loom_tensor_f32(x), used, loom_tensor_f32(y), loom_tensor_f32(rstd));
         loom_node *node;
         status = loom_tape_record(tape, &norm_op, sizeof(norm_state), (loom_tensor *[]){x}, 1,
             (loom_parameter *[]){weight, bias}, bias ? 2 : 1, y, &node);
         if (!status && node) {
             *(norm_state *)loom_node_state(node) = (norm_state){weight, bias};
-            status = save(node, (loom_tensor *[]){x, mean, rstd}, 3);
+            status = save(node, (loom_tensor *[]){x, mean, rstd, factor}, 4);
         }
     }
+    loom_tensor_release(factor);
     loom_tensor_release(mean);
     loom_tensor_release(rstd);
     return finish(status, y, output);
+}
+
+loom_status loom_norm(
+    loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_parameter *bias, float eps, loom_tensor **output) {
+    return norm(tape, x, weight, bias, eps, false, output);
+}
+
+loom_status loom_zero_centered_norm(
+    loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_parameter *bias, float eps, loom_tensor **output) {
+    return norm(tape, x, weight, bias, eps, true, output);
 }
 
 /* ---- activation ---- */
@@ -356,6 +380,29 @@ loom_status loom_add(loom_tape *tape, loom_tensor *x, loom_tensor *y, loom_tenso
     loom_node *node;
     loom_status status = loom_tape_record(tape, &add_op, 0, (loom_tensor *[]){x, y}, 2, NULL, 0, sum, &node);
     return finish(status, sum, output);
+}
+
+static loom_status scale_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
+    loom_tensor *d_x;
+    LOOM_TRY(create_like(tape, d_y, &d_x));
+    KERNELS(tape)->scale(TEAM(tape), loom_tensor_count(d_y), *(float *)loom_node_state(node), loom_tensor_f32(d_y),
+        loom_tensor_f32(d_x));
+    return loom_tape_give(tape, node, 0, d_x);
+}
+
+static const loom_op scale_op = {"scale", scale_input, NULL, NULL};
+
+loom_status loom_scale(loom_tape *tape, loom_tensor *x, float factor, loom_tensor **output) {
+    LOOM_TRY(check_f32(&scale_op, x));
+    LOOM_TRY(loom_tensor_ready(x));
+    loom_tensor *y;
+    LOOM_TRY(create_like(tape, x, &y));
+    KERNELS(tape)->scale(TEAM(tape), loom_tensor_count(x), factor, loom_tensor_f32(x), loom_tensor_f32(y));
+    loom_node *node;
+    loom_status status = loom_tape_record(tape, &scale_op, sizeof factor, (loom_tensor *[]){x}, 1, NULL, 0, y, &node);
+    if (!status && node)
+        *(float *)loom_node_state(node) = factor;
+    return finish(status, y, output);
 }
 
 /* ---- rotary positions ---- */

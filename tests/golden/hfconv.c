@@ -264,22 +264,13 @@ static void check_parameter(const loom__model_spec *spec, const char *megatron, 
 
 /* A model of the family with every parameter its facts list. */
 static loom_status spec_of_family(const char *family, loom__model_spec **spec) {
-    bool gpt2 = strcmp(family, "gpt2") == 0;
-    loom_model_config config = {.architecture = family,
-        .num_layers = 3,
-        .hidden_size = 16,
-        .num_attention_heads = 4,
-        .seq_length = 8,
-        .vocab_size = 10,
-        .make_vocab_size_divisible_by = 4,
-        .normalization = gpt2 ? LOOM_LAYERNORM : LOOM_RMSNORM,
-        .layernorm_epsilon = 1e-6,
-        .activation = gpt2 ? LOOM_GELU_TANH : LOOM_SWIGLU,
-        .position_embedding_type = gpt2 ? LOOM_POSITION_LEARNED : LOOM_POSITION_ROPE,
-        .rotary_base = 10000,
-        .rotary_percent = 1,
-        .add_bias_linear = gpt2,
-        .share_embeddings_and_output_weights = gpt2};
+    loom_model_config config = loom_model_config_default(family);
+    config.num_layers = 3;
+    config.hidden_size = 16;
+    config.num_attention_heads = 4;
+    config.seq_length = 8;
+    config.vocab_size = 10;
+    config.make_vocab_size_divisible_by = 4;
     LOOM_TRY(loom__model_config_complete(&config, 2, false));
     return loom__model_spec_create(&config, spec);
 }

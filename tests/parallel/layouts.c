@@ -5,10 +5,12 @@
 #include "parallel/toy_module.h"
 #include <math.h>
 
-enum { STEPS = 5, S = 12, VOCABULARY = 29, BATCH = 6, MODELS = 3 };
+enum { STEPS = 5, S = 12, VOCABULARY = 29, BATCH = 6, MODELS = 5 };
 
-typedef enum kind { GPT2, LLAMA, LLAMA_ONE_GROUP } kind;
-static const char *const kind_names[MODELS] = {"gpt2", "llama", "llama of one query group"};
+typedef enum kind { GPT2, LLAMA, LLAMA_ONE_GROUP, QWEN3_ONE_GROUP, GEMMA } kind;
+static const char *const kind_names[MODELS] = {
+    "gpt2", "llama", "llama of one query group", "qwen3 of one query group", "gemma"};
+static const char *const architectures[MODELS] = {"gpt2", "llama", "llama", "qwen3", "gemma"};
 
 /* What a run is, and what came of it on rank 0. */
 typedef struct run {
@@ -24,13 +26,15 @@ typedef struct run {
 } run;
 
 static loom_model_config model_config(const run *r) {
-    loom_model_config config = loom_model_config_default(r->kind == GPT2 ? "gpt2" : "llama");
+    loom_model_config config = loom_model_config_default(architectures[r->kind]);
+    bool one_group = r->kind == LLAMA_ONE_GROUP || r->kind == QWEN3_ONE_GROUP;
     config.num_layers = 2;
     config.hidden_size = 24;
     config.ffn_hidden_size = 36;
     config.num_attention_heads = 6;
-    config.num_query_groups = r->kind == GPT2 ? 6 : r->kind == LLAMA ? 3 : 1;
-    config.replicate_query_groups = r->kind == LLAMA_ONE_GROUP;
+    config.num_query_groups = r->kind == GPT2 ? 6 : one_group ? 1 : 3;
+    config.replicate_query_groups = one_group;
+    config.kv_channels = r->kind == QWEN3_ONE_GROUP ? 6 : 0;
     config.seq_length = S;
     config.vocab_size = VOCABULARY;
     config.make_vocab_size_divisible_by = 4;
@@ -200,7 +204,7 @@ static void assert_same_model(const run *a, const run *b) {
 static const struct { int tp, dp; } grid[] = {{2, 1}, {1, 2}, {2, 2}, {3, 1}, {1, 3}};
 
 static bool divides(kind k, int tp) {
-    return k != LLAMA || 3 % tp == 0;
+    return (k != LLAMA && k != GEMMA) || 3 % tp == 0;
 }
 
 static int compare_layouts(kind k, double dropout, bool masks) {

@@ -322,8 +322,9 @@ TEST(what_is_not_built_is_refused_by_name) {
         "only false works");
     expect_file("data: {rampup_batch_size: [4, 4, 48]}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:27: not supported yet: data.rampup_batch_size=[4, 4, 48] (batch-size ramp-up); only null works");
-    expect_file("model: {architecture: qwen3}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:23: not supported yet: model.architecture=qwen3 (the architecture); what works: gpt2, llama");
+    expect_file("model: {architecture: mixtral}\n", LOOM_ERR_UNSUPPORTED,
+        "run.yaml:1:23: not supported yet: model.architecture=mixtral (the architecture); what works: gpt2, llama, "
+        "mistral, qwen2, qwen3, gemma");
     expect_file("checkpoint: {every: 5}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:21: not supported yet: checkpoint.every=5 (saving checkpoints); only 0 works");
     expect_file("optim: {optimizer: sgd}\n", LOOM_ERR_UNSUPPORTED,

@@ -62,9 +62,9 @@ TEST(every_field_has_a_default_its_own_reader_accepts) {
         loom__yaml_node preset = {.kind = LOOM__YAML_SCALAR, .plain = true, .text = field->preset};
         if (!loom__field_set(field, NULL, &preset, &config))
             fail_msg("%s: the default %s is not of its type", field->path, field->preset);
-        for (int a = 0; a < 2 && field->by_architecture[0]; a++) {
+        for (int a = 0; a < LOOM__ARCHITECTURE_COUNT; a++) {
             preset.text = field->by_architecture[a];
-            if (!loom__field_set(field, NULL, &preset, &config))
+            if (preset.text && !loom__field_set(field, NULL, &preset, &config))
                 fail_msg("%s: the default %s is not of its type", field->path, preset.text);
         }
         assert_true(field->doc && *field->doc);
@@ -165,8 +165,26 @@ TEST(architectures_bring_their_own_defaults) {
     loom_model_config made = loom_model_config_default("llama");
     assert_int_equal(made.normalization, LOOM_RMSNORM);
     assert_false(made.add_bias_linear);
+    assert_false(made.qk_layernorm || made.layernorm_zero_centered_gamma || made.scale_embeddings);
+    assert_int_equal(made.rope_scaling, LOOM_ROPE_SCALING_NONE);
+    assert_true(made.rotary_base == 10000);
     loom_run_config_destroy(gpt2);
     loom_run_config_destroy(llama);
+}
+
+TEST(the_kin_of_llama_differ_where_their_table_says) {
+    (void)state;
+    loom_model_config mistral = loom_model_config_default("mistral"), qwen2 = loom_model_config_default("qwen2");
+    loom_model_config qwen3 = loom_model_config_default("qwen3"), gemma = loom_model_config_default("gemma");
+    assert_int_equal(mistral.normalization, LOOM_RMSNORM);
+    assert_int_equal(mistral.activation, LOOM_SWIGLU);
+    assert_true(qwen2.add_qkv_bias && !qwen2.add_bias_linear && !qwen2.qk_layernorm);
+    assert_true(qwen2.rotary_base == 1000000 && qwen2.layernorm_epsilon == 1e-6);
+    assert_true(qwen3.qk_layernorm && !qwen3.add_qkv_bias);
+    assert_true(gemma.layernorm_zero_centered_gamma && gemma.scale_embeddings);
+    assert_true(gemma.share_embeddings_and_output_weights && !qwen3.share_embeddings_and_output_weights);
+    assert_int_equal(gemma.activation, LOOM_GEGLU);
+    assert_true(gemma.rotary_base == 10000);
 }
 
 TEST(the_file_wins_over_the_architecture_and_overrides_over_the_file) {
@@ -317,7 +335,8 @@ TEST(an_architecture_that_is_not_built_is_named_once) {
     config->model.config.architecture = "mixtral";
     assert_int_equal(loom_run_config_check(config, 1), LOOM_ERR_UNSUPPORTED);
     assert_string_equal(loom_error_message(),
-        "not supported yet: model.architecture=mixtral (the architecture); what works: gpt2, llama");
+        "not supported yet: model.architecture=mixtral (the architecture); what works: gpt2, llama, mistral, "
+        "qwen2, qwen3, gemma");
     loom_run_config_destroy(config);
 }
 
@@ -447,6 +466,7 @@ int main(void) {
         cmocka_unit_test(values_arrive_in_the_structs),
         cmocka_unit_test(one_prefix_is_a_blend_of_one),
         cmocka_unit_test(architectures_bring_their_own_defaults),
+        cmocka_unit_test(the_kin_of_llama_differ_where_their_table_says),
         cmocka_unit_test(the_file_wins_over_the_architecture_and_overrides_over_the_file),
         cmocka_unit_test(overrides_take_lists_mappings_and_bare_strings),
         cmocka_unit_test(spellings_of_fp32_mean_the_same),

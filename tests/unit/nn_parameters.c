@@ -20,6 +20,8 @@
 
 enum { SEED = 77 };
 
+enum { KINDS = 4 }; /* gpt2, llama, llama of one query group, the same with norms of heads and zero-centred weights */
+
 static loom_model_config config_of(int kind) {
     loom_model_config config = {
         .architecture = kind ? "llama" : "gpt2",
@@ -30,7 +32,9 @@ static loom_model_config config_of(int kind) {
         .num_query_groups = kind == 0   ? 6
                             : kind == 1 ? 3
                                         : 1,
-        .replicate_query_groups = kind == 2,
+        .replicate_query_groups = kind >= 2,
+        .qk_layernorm = kind == 3,
+        .layernorm_zero_centered_gamma = kind == 3,
         .seq_length = 12,
         .vocab_size = 29,
         .make_vocab_size_divisible_by = 4,
@@ -91,7 +95,7 @@ static void free_whole(whole *w) {
 
 static void initial_values_are_those_of_their_descriptors(void **state) {
     (void)state;
-    for (int kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < KINDS; kind++) {
         loom_model_config config = config_of(kind);
         loom__model_spec *spec;
         loom__parameter_set *set;
@@ -131,6 +135,8 @@ static loom_status check_flags(const loom__parameter_set *set, bool sequence_par
         CHECK(p->tensor_parallel == (shard && set->tp > 1), "%s: tensor_parallel is %d", p->name, p->tensor_parallel);
         CHECK(p->sequence_partial == (d->sequence_partial && sequence_parallel), "%s: sequence_partial is %d", p->name,
             p->sequence_partial);
+        CHECK(p->tensor_partial == (d->tensor_partial && set->tp > 1), "%s: tensor_partial is %d", p->name,
+            p->tensor_partial);
         CHECK(p->decay == (p->dims == 2), "%s: decay is %d", p->name, p->decay);
         CHECK(p->grad == NULL && !p->grad_written, "%s has a gradient already", p->name);
     }
@@ -180,7 +186,7 @@ static loom_status on_rank(loom_rank *rank, void *argument) {
 
 static void shards_together_are_the_tensors_of_one_rank(void **state) {
     (void)state;
-    for (int kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < KINDS; kind++) {
         static const int sizes[] = {1, 2, 3, 6};
         whole w = {.kind = kind};
         assert_int_equal(make_whole(&w), LOOM_OK);

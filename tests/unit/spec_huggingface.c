@@ -18,9 +18,10 @@ static loom_status read_config(const char *text, loom_model_config *model) {
     return loom__hf_model_config("config.json", text, strlen(text), model);
 }
 
-#define LLAMA(more)                                                                                                    \
-    "{\"model_type\": \"llama\", \"num_hidden_layers\": 2, \"hidden_size\": 24, \"intermediate_size\": 20,"            \
+#define KIN(type, more)                                                                                                \
+    "{\"model_type\": \"" type "\", \"num_hidden_layers\": 2, \"hidden_size\": 24, \"intermediate_size\": 20,"         \
     "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 8, \"vocab_size\": 19" more "}"
+#define LLAMA(more) KIN("llama", more)
 #define GPT2(more)                                                                                                     \
     "{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_embd\": 24, \"n_head\": 4, \"n_positions\": 16, \"vocab_size\": "  \
     "19,"                                                                                                              \
@@ -84,12 +85,13 @@ static void refused(const char *text, loom_status status, const char *message) {
 
 TEST(what_would_change_the_numbers_is_refused_by_name) {
     (void)state;
-    refused("{\"model_type\": \"mistral\"}", LOOM_ERR_UNSUPPORTED,
-        "config.json: not supported yet: model_type \"mistral\"; gpt2 and llama are");
-    refused(LLAMA(", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}"), LOOM_ERR_UNSUPPORTED,
-        "config.json: not supported yet: rope_type \"linear\"; default is");
+    refused("{\"model_type\": \"mixtral\"}", LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: model_type \"mixtral\"; gpt2, llama, mistral, qwen2, qwen3 and gemma are");
+    refused(LLAMA(", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0, \"attention_factor\": 3}"),
+        LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: attention_factor (an option that may change the numbers)");
     refused(LLAMA(", \"rope_parameters\": {\"rope_type\": \"yarn\"}"), LOOM_ERR_UNSUPPORTED,
-        "config.json: not supported yet: rope_type \"yarn\"; default is");
+        "config.json: not supported yet: rope_type \"yarn\"; default, linear and llama3 are");
     refused(LLAMA(", \"rope_parameters\": {\"partial_rotary_factor\": 0.5}"), LOOM_ERR_UNSUPPORTED,
         "config.json: not supported yet: partial_rotary_factor other than 1");
     refused(LLAMA(", \"attention_bias\": true"), LOOM_ERR_UNSUPPORTED,
@@ -107,6 +109,95 @@ TEST(what_would_change_the_numbers_is_refused_by_name) {
         "config.json: not supported yet: add_cross_attention (an option that may change the numbers)");
     refused("{\"model_type\": \"gpt2\", \"resid_pdrop\": 0.5}", LOOM_ERR_UNSUPPORTED,
         "config.json: not supported yet: embd_pdrop 0.1 beside resid_pdrop 0.5; equal ones are");
+}
+
+TEST(what_would_change_the_numbers_of_the_kin_is_refused_by_name) {
+    (void)state;
+    refused(KIN("mistral", ", \"attention_bias\": true"), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: attention_bias true");
+    refused(
+        KIN("qwen2", ", \"use_sliding_window\": true, \"layer_types\": [\"full_attention\", \"sliding_attention\"]"),
+        LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: use_sliding_window true\n"
+        "config.json: not supported yet: layer_types other than full_attention");
+    refused(KIN("qwen2", ", \"attention_bias\": false"), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: attention_bias false");
+    refused(KIN("qwen3", ", \"attention_bias\": true, \"mlp_bias\": true"), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: mlp_bias (an option that may change the numbers)\n"
+        "config.json: not supported yet: attention_bias true");
+    refused(KIN("qwen3", ", \"layer_types\": 3"), LOOM_ERR_FORMAT,
+        "config.json: layer_types: found an integer, expected a list");
+    refused(KIN("gemma", ", \"use_bidirectional_attention\": true"), LOOM_ERR_UNSUPPORTED,
+        "config.json: not supported yet: use_bidirectional_attention (an option that may change the numbers)");
+}
+
+TEST(scalings_of_rotary_positions_are_read) {
+    (void)state;
+    loom_model_config model;
+    assert_int_equal(
+        read_config(LLAMA(", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.5}"), &model), LOOM_OK);
+    assert_int_equal(model.rope_scaling, LOOM_ROPE_SCALING_LINEAR);
+    assert_true(model.rope_scaling_factor == 2.5);
+    assert_int_equal(read_config(LLAMA(", \"rope_theta\": 5e5, \"rope_scaling\": {\"rope_type\": \"llama3\", "
+                                       "\"factor\": 32, \"low_freq_factor\": 1.5, \"high_freq_factor\": 6, "
+                                       "\"original_max_position_embeddings\": 64}"),
+                         &model),
+        LOOM_OK);
+    assert_int_equal(model.rope_scaling, LOOM_ROPE_SCALING_LLAMA3);
+    assert_true(model.rope_scaling_factor == 32 && model.rotary_base == 500000);
+    assert_true(model.rope_scaling_low_freq_factor == 1.5 && model.rope_scaling_high_freq_factor == 6);
+    assert_int_equal(model.rope_scaling_original_max_position_embeddings, 64);
+    refused(LLAMA(", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": \"8\"}"), LOOM_ERR_FORMAT,
+        "config.json: factor: found a string, expected a number\n"
+        "config.json: low_freq_factor: found nothing, expected a number\n"
+        "config.json: high_freq_factor: found nothing, expected a number\n"
+        "config.json: original_max_position_embeddings: found nothing, expected an integer >= 1");
+}
+
+TEST(the_kin_of_llama_are_read) {
+    (void)state;
+    loom_model_config model;
+    assert_int_equal(read_config(KIN("mistral", ", \"sliding_window\": 16"), &model), LOOM_OK);
+    assert_string_equal(model.architecture, "mistral");
+    assert_int_equal(model.window_size, 16);
+    /* Absent is the default of transformers, null is none. */
+    assert_int_equal(read_config(KIN("mistral", ""), &model), LOOM_OK);
+    assert_int_equal(model.window_size, 4096);
+    assert_int_equal(read_config(KIN("mistral", ", \"sliding_window\": null"), &model), LOOM_OK);
+    assert_int_equal(model.window_size, 0);
+
+    assert_int_equal(read_config(KIN("qwen2", ", \"use_sliding_window\": false, \"sliding_window\": 32768, "
+                                              "\"layer_types\": [\"full_attention\"], \"max_window_layers\": 28"),
+                         &model),
+        LOOM_OK);
+    assert_true(model.add_qkv_bias && !model.add_bias_linear && !model.qk_layernorm);
+    assert_int_equal(model.window_size, 0);
+
+    assert_int_equal(read_config("{\"model_type\": \"qwen3\", \"head_dim\": null}", &model), LOOM_OK);
+    assert_true(model.qk_layernorm && !model.add_qkv_bias);
+    assert_int_equal(model.kv_channels, 0);
+    assert_int_equal(read_config("{\"model_type\": \"qwen3\"}", &model), LOOM_OK);
+    assert_int_equal(model.kv_channels, 128);
+
+    assert_int_equal(read_config(KIN("gemma", ""), &model), LOOM_OK);
+    assert_true(model.layernorm_zero_centered_gamma && model.scale_embeddings);
+    assert_true(model.share_embeddings_and_output_weights);
+    /* A Llama read into the same struct is no Gemma. */
+    assert_int_equal(loom__hf_model_config("config.json", LLAMA(""), strlen(LLAMA("")), &model), LOOM_OK);
+    assert_false(model.layernorm_zero_centered_gamma || model.scale_embeddings || model.qk_layernorm);
+}
+
+TEST(gemma_gates_with_the_tanh_form_whatever_its_old_files_say) {
+    (void)state;
+    loom_model_config model;
+    assert_int_equal(read_config(KIN("gemma", ", \"hidden_act\": \"gelu\""), &model), LOOM_OK);
+    assert_int_equal(model.activation, LOOM_GEGLU);
+    assert_int_equal(
+        read_config(KIN("gemma", ", \"hidden_act\": \"gelu\", \"hidden_activation\": \"gelu_pytorch_tanh\""), &model),
+        LOOM_OK);
+    assert_int_equal(model.activation, LOOM_GEGLU);
+    assert_int_equal(read_config(KIN("gemma", ", \"hidden_activation\": \"gelu\""), &model), LOOM_OK);
+    assert_int_equal(model.activation, LOOM_GEGLU_ERF);
 }
 
 TEST(options_that_switch_nothing_are_passed_over) {
@@ -203,6 +294,10 @@ TEST(every_hugging_face_element_has_exactly_one_canonical_place) {
     expect_bijection(LLAMA(""), 2 * 9 + 3);
     expect_bijection(
         LLAMA(", \"tie_word_embeddings\": true, \"attention_bias\": true, \"mlp_bias\": true"), 2 * 16 + 2);
+    expect_bijection(KIN("mistral", ""), 2 * 9 + 3);
+    expect_bijection(KIN("qwen2", ", \"tie_word_embeddings\": true"), 2 * 12 + 2);
+    expect_bijection(KIN("qwen3", ""), 2 * 11 + 3);
+    expect_bijection(KIN("gemma", ""), 2 * 9 + 2);
     expect_bijection(GPT2(""), 2 * 12 + 4);
     expect_bijection(GPT2(", \"tie_word_embeddings\": false, \"n_inner\": 20"), 2 * 12 + 5);
 }
@@ -255,16 +350,70 @@ TEST(models_without_a_hugging_face_form_are_refused) {
     loom__model_spec_destroy(spec);
 }
 
+/* Completes what a file of the family gave, changed by `change`, and expects the refusal. */
+static void cannot_be_written(const char *text, void (*change)(loom_model_config *), const char *what) {
+    loom_model_config model;
+    loom__model_spec *spec = NULL;
+    assert_int_equal(read_config(text, &model), LOOM_OK);
+    change(&model);
+    assert_int_equal(loom__model_config_complete(&model, 1, false), LOOM_OK);
+    assert_int_equal(loom__model_spec_create(&model, &spec), LOOM_OK);
+    assert_int_equal(loom__hf_check(spec), LOOM_ERR_UNSUPPORTED);
+    assert_non_null(strstr(loom_error_message(), what));
+    loom__model_spec_destroy(spec);
+}
+
+static void toggle_head_norms(loom_model_config *model) {
+    model->qk_layernorm = !model->qk_layernorm;
+}
+
+static void toggle_qkv_bias(loom_model_config *model) {
+    model->add_qkv_bias = !model->add_qkv_bias;
+}
+
+static void toggle_centre(loom_model_config *model) {
+    model->layernorm_zero_centered_gamma = !model->layernorm_zero_centered_gamma;
+}
+
+static void toggle_scale(loom_model_config *model) {
+    model->scale_embeddings = !model->scale_embeddings;
+}
+
+static void set_window(loom_model_config *model) {
+    model->window_size = 4;
+}
+
+static void set_biases(loom_model_config *model) {
+    model->add_bias_linear = true;
+}
+
+TEST(what_the_files_of_a_family_cannot_say_is_refused) {
+    (void)state;
+    cannot_be_written(LLAMA(""), toggle_head_norms, "a llama model with qk_layernorm true");
+    cannot_be_written(KIN("qwen3", ""), toggle_head_norms, "a qwen3 model with qk_layernorm false");
+    cannot_be_written(KIN("qwen2", ""), toggle_qkv_bias, "a qwen2 model with no bias of qkv");
+    cannot_be_written(KIN("mistral", ""), toggle_qkv_bias, "a mistral model with a bias of qkv alone");
+    cannot_be_written(KIN("gemma", ""), toggle_centre, "a gemma model with layernorm_zero_centered_gamma false");
+    cannot_be_written(LLAMA(""), toggle_scale, "a llama model with scale_embeddings true");
+    cannot_be_written(LLAMA(""), set_window, "a llama model with a sliding window");
+    cannot_be_written(KIN("mistral", ""), set_biases, "a mistral model with add_bias_linear true");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_spellings_of_rotary_base_are_read),
         cmocka_unit_test(llama_fields_are_read),
         cmocka_unit_test(gpt2_fields_are_read_with_null_inner_size),
         cmocka_unit_test(what_would_change_the_numbers_is_refused_by_name),
+        cmocka_unit_test(what_would_change_the_numbers_of_the_kin_is_refused_by_name),
+        cmocka_unit_test(scalings_of_rotary_positions_are_read),
+        cmocka_unit_test(the_kin_of_llama_are_read),
+        cmocka_unit_test(gemma_gates_with_the_tanh_form_whatever_its_old_files_say),
         cmocka_unit_test(options_that_switch_nothing_are_passed_over),
         cmocka_unit_test(broken_files_are_named),
         cmocka_unit_test(every_hugging_face_element_has_exactly_one_canonical_place),
         cmocka_unit_test(conv1d_weights_are_in_by_out),
+        cmocka_unit_test(what_the_files_of_a_family_cannot_say_is_refused),
         cmocka_unit_test(models_without_a_hugging_face_form_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -174,6 +174,38 @@ TEST(initial_values_and_decay_follow_the_kind) {
     loom__model_spec_destroy(spec);
 }
 
+TEST(head_norms_come_behind_the_projection_and_are_partial_on_every_rank) {
+    (void)state;
+    loom_model_config config = small(true);
+    config.qk_layernorm = true;
+    loom__model_spec *spec = make(config, 2);
+    const loom__parameter_descriptor *qkv = find(spec, "decoder.layers.1.self_attention.linear_qkv.weight");
+    assert_string_equal(qkv[1].name, "decoder.layers.1.self_attention.q_layernorm.weight");
+    assert_string_equal(qkv[2].name, "decoder.layers.1.self_attention.k_layernorm.weight");
+    for (int i = 1; i <= 2; i++) {
+        assert_int_equal(qkv[i].dims, 1);
+        assert_int_equal(qkv[i].shape[0], 6);
+        assert_int_equal(qkv[i].shard, LOOM__SHARD_NONE);
+        assert_int_equal(qkv[i].initial, LOOM__INIT_ONE);
+        assert_true(qkv[i].tensor_partial && !qkv[i].sequence_partial && !qkv[i].decay);
+        assert_int_equal(loom__parameter_owned_count(spec, &qkv[i], 2, 0), 6);
+        assert_int_equal(loom__parameter_owned_count(spec, &qkv[i], 2, 1), 0);
+    }
+    assert_false(qkv->tensor_partial || qkv[3].tensor_partial);
+    loom__model_spec_destroy(spec);
+}
+
+TEST(zero_centered_weights_begin_at_zero) {
+    (void)state;
+    loom_model_config config = small(true);
+    config.qk_layernorm = config.layernorm_zero_centered_gamma = true;
+    loom__model_spec *spec = make(config, 1);
+    assert_int_equal(find(spec, "decoder.layers.0.input_layernorm.weight")->initial, LOOM__INIT_ZERO);
+    assert_int_equal(find(spec, "decoder.final_layernorm.weight")->initial, LOOM__INIT_ZERO);
+    assert_int_equal(find(spec, "decoder.layers.0.self_attention.k_layernorm.weight")->initial, LOOM__INIT_ZERO);
+    loom__model_spec_destroy(spec);
+}
+
 TEST(an_untied_llama_ends_with_its_head) {
     (void)state;
     loom__model_spec *spec = make(small(true), 2);
@@ -296,12 +328,38 @@ TEST(absurd_sizes_are_refused_without_overflow) {
     assert_int_equal(loom__model_config_complete(&config, 0, false), LOOM_ERR_CONFIG);
 }
 
+TEST(scalings_of_rotary_positions_need_sound_numbers) {
+    (void)state;
+    loom_model_config config = small(true);
+    config.rope_scaling = LOOM_ROPE_SCALING_LINEAR;
+    refused(config, 1, false, "rope_scaling_factor: found 0, expected a number > 0");
+    config.rope_scaling_factor = 2;
+    loom_model_config linear = config;
+    assert_int_equal(loom__model_config_complete(&linear, 1, false), LOOM_OK);
+    config.rope_scaling = LOOM_ROPE_SCALING_LLAMA3;
+    config.rope_scaling_low_freq_factor = config.rope_scaling_high_freq_factor = 4;
+    refused(config, 1, false,
+        "rope_scaling_low_freq_factor 4, rope_scaling_high_freq_factor 4: expected numbers > 0, the second above the "
+        "first\n"
+        "rope_scaling_original_max_position_embeddings: found 0, expected an integer from 1 to 1073741824");
+}
+
+TEST(head_norms_with_a_mean_are_not_supported_yet) {
+    (void)state;
+    loom_model_config config = small(false);
+    config.qk_layernorm = true;
+    assert_int_equal(loom__model_config_complete(&config, 1, false), LOOM_ERR_UNSUPPORTED);
+    assert_string_equal(
+        loom_error_message(), "not supported yet: qk_layernorm with normalization layernorm; with rmsnorm it is");
+}
+
 TEST(other_architectures_are_not_supported_yet) {
     (void)state;
     loom_model_config config = small(true);
-    config.architecture = "gemma";
+    config.architecture = "mixtral";
     assert_int_equal(loom__model_config_complete(&config, 1, false), LOOM_ERR_UNSUPPORTED);
-    assert_string_equal(loom_error_message(), "not supported yet: architecture \"gemma\"; gpt2 and llama are");
+    assert_string_equal(loom_error_message(),
+        "not supported yet: architecture \"mixtral\"; gpt2, llama, mistral, qwen2, qwen3 and gemma are");
 }
 
 int main(void) {
@@ -310,6 +368,8 @@ int main(void) {
         cmocka_unit_test(replicated_groups_give_each_rank_its_heads_and_its_group),
         cmocka_unit_test(gpt2_has_its_parameters_in_megatrons_order),
         cmocka_unit_test(initial_values_and_decay_follow_the_kind),
+        cmocka_unit_test(head_norms_come_behind_the_projection_and_are_partial_on_every_rank),
+        cmocka_unit_test(zero_centered_weights_begin_at_zero),
         cmocka_unit_test(an_untied_llama_ends_with_its_head),
         cmocka_unit_test(illegal_tensor_sizes_name_the_legal_ones),
         cmocka_unit_test(a_list_of_legal_sizes_that_is_cut_says_so),
@@ -318,6 +378,8 @@ int main(void) {
         cmocka_unit_test(sequence_lengths_must_divide_and_fit_the_positions),
         cmocka_unit_test(head_sizes_must_divide),
         cmocka_unit_test(absurd_sizes_are_refused_without_overflow),
+        cmocka_unit_test(scalings_of_rotary_positions_need_sound_numbers),
+        cmocka_unit_test(head_norms_with_a_mean_are_not_supported_yet),
         cmocka_unit_test(other_architectures_are_not_supported_yet),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

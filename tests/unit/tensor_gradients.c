@@ -40,6 +40,24 @@ static loom_status run_norm(
     return loom_norm(tape, x[0], v[0], p->vectors > 1 ? v[1] : NULL, 1e-5f, output);
 }
 
+static loom_status run_zero_centered_norm(
+    loom_tape *tape, const problem *p, loom_tensor **x, loom_parameter *const *v, loom_tensor **output) {
+    return loom_zero_centered_norm(tape, x[0], v[0], p->vectors > 1 ? v[1] : NULL, 1e-5f, output);
+}
+
+/* kind: whether the weights are zero-centred. */
+static loom_status run_qk_norm(
+    loom_tape *tape, const problem *p, loom_tensor **x, loom_parameter *const *v, loom_tensor **output) {
+    return loom_qk_norm(tape, x[0], v[0], v[1], G, PER_GROUP, D, 1e-2f, p->kind, output);
+}
+
+static loom_status run_scale(
+    loom_tape *tape, const problem *p, loom_tensor **x, loom_parameter *const *v, loom_tensor **output) {
+    (void)p;
+    (void)v;
+    return loom_scale(tape, x[0], -1.7f, output);
+}
+
 static loom_status run_activate(
     loom_tape *tape, const problem *p, loom_tensor **x, loom_parameter *const *v, loom_tensor **output) {
     return loom_activate(tape, (loom_activation)p->kind, x[0], p->vectors ? v[0] : NULL, output);
@@ -328,6 +346,13 @@ static void fill_rotation(problem *p) {
 
 CLAIM(layer_norm_has_its_derivative, SMALL, .vectors = 2, .width = 6, .run = run_norm)
 CLAIM(rms_norm_has_its_derivative, SMALL, .vectors = 1, .width = 6, .run = run_norm)
+CLAIM(zero_centered_layer_norm_has_its_derivative, SMALL, .vectors = 2, .width = 6, .run = run_zero_centered_norm)
+CLAIM(zero_centered_rms_norm_has_its_derivative, SMALL, .vectors = 1, .width = 6, .run = run_zero_centered_norm)
+CLAIM(
+    norm_of_heads_has_its_derivative, .inputs = 1, .shape = {3, 2, FUSED}, .vectors = 2, .width = D, .run = run_qk_norm)
+CLAIM(zero_centered_norm_of_heads_has_its_derivative, .inputs = 1, .shape = {3, 2, FUSED}, .vectors = 2, .width = D,
+    .run = run_qk_norm, .kind = true)
+CLAIM(scaling_has_its_derivative, SMALL, .run = run_scale)
 CLAIM(gelu_tanh_has_its_derivative, SMALL, .vectors = 1, .width = 6, .run = run_activate, .kind = LOOM_GELU_TANH)
 CLAIM(gelu_erf_has_its_derivative, SMALL, .vectors = 1, .width = 6, .run = run_activate, .kind = LOOM_GELU_ERF)
 CLAIM(swiglu_has_its_derivative, SMALL, .vectors = 1, .width = 6, .run = run_activate, .kind = LOOM_SWIGLU)
@@ -358,6 +383,11 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layer_norm_has_its_derivative),
         cmocka_unit_test(rms_norm_has_its_derivative),
+        cmocka_unit_test(zero_centered_layer_norm_has_its_derivative),
+        cmocka_unit_test(zero_centered_rms_norm_has_its_derivative),
+        cmocka_unit_test(norm_of_heads_has_its_derivative),
+        cmocka_unit_test(zero_centered_norm_of_heads_has_its_derivative),
+        cmocka_unit_test(scaling_has_its_derivative),
         cmocka_unit_test(gelu_tanh_has_its_derivative),
         cmocka_unit_test(gelu_erf_has_its_derivative),
         cmocka_unit_test(swiglu_has_its_derivative),
