@@ -8,7 +8,9 @@
 
 int loom_cli_config(int argc, char **argv);
 int loom_cli_data(int argc, char **argv);
+int loom_cli_describe(int argc, char **argv);
 int loom_cli_eval(int argc, char **argv);
+int loom_cli_export(int argc, char **argv);
 int loom_cli_topology(int argc, char **argv);
 int loom_cli_train(int argc, char **argv);
 

@@ -15,6 +15,8 @@ typedef struct command {
 static const command commands[] = {
     {"train", loom_cli_train, "train a model as a run file says"},
     {"eval", loom_cli_eval, "the loss of given tokens; logits and gradients into a file"},
+    {"export", loom_cli_export, "a run's model as a Hugging Face directory of another dtype or shard size"},
+    {"describe", loom_cli_describe, "the parameters and the memory of a Hugging Face model, and how it can be cut"},
     {"topology", loom_cli_topology, "who is in which group, for any number of ranks"},
     {"config", loom_cli_config, "the run file's fields, or a run file as it is understood"},
     {"data", loom_cli_data, "turn text into a dataset, and look into one"},

@@ -24,6 +24,7 @@ typedef struct training {
     int64_t global_batch_size;
     double gemm_rate;
     double flops_per_token;
+    char model_path[4096]; /* where the model goes; empty = nowhere */
 } training;
 
 static double now(void) {
@@ -139,6 +140,38 @@ static loom_status validate(training *t, int64_t step, double *loss) {
     return LOOM_OK;
 }
 
+/* ---- what is kept ---- */
+
+static loom_hf_save_options save_options(const training *t) {
+    const loom_run_config *config = t->config;
+    loom_hf_save_options options = loom_hf_save_options_default();
+    options.source = config->model.hf;
+    /* Token 256 ends a text; a smaller vocabulary has no room for it. */
+    if (!config->model.hf && strcmp(config->data.kind, "gpt") == 0 && config->model.config.vocab_size > 256)
+        options.tokenizer = config->data.tokenizer;
+    return options;
+}
+
+/* Before the first step: a model that could not be written is no surprise for the end of a long training. */
+static loom_status check_export(training *t) {
+    if (!t->config->export_model)
+        return LOOM_OK;
+    loom_status status = LOOM_OK;
+    if (snprintf(t->model_path, sizeof t->model_path, "%s/model", t->config->output) >= (int)sizeof t->model_path)
+        status = loom_fail(LOOM_ERR_ARGUMENT, "the path of the output is too long");
+    loom_hf_save_options options = save_options(t);
+    if (!status)
+        status = loom_gpt_check_save_hf(t->parallel, t->model_path, &options);
+    return status ? loom_fail_context(status, "the trained model (export=false trains without writing it): ") : LOOM_OK;
+}
+
+static loom_status export_model(training *t) {
+    if (!t->config->export_model)
+        return LOOM_OK;
+    loom_hf_save_options options = save_options(t);
+    return loom_gpt_save_hf(t->parallel, t->model_path, &options);
+}
+
 /* ---- the loop ---- */
 
 static loom_status train_step(training *t, int64_t step) {
@@ -181,6 +214,7 @@ static loom_status set_up(training *t) {
     loom_optimizer_setup setup = {.schedule = config->lr, .steps = config->steps};
     LOOM_TRY(loom_fabric_setup_megatron_optimizer(t->fabric, t->parallel, &config->optim, &setup, &t->optimizer));
     LOOM_TRY(make_batches(t));
+    LOOM_TRY(check_export(t));
     LOOM_TRY(loom_agree(loom_rank_world(t->rank), open_reports(t)));
     LOOM_TRY(loom_measure_gemm_rate(t->rank, loom_rank_world(t->rank), &t->gemm_rate));
     t->flops_per_token = loom_model_flops_per_token(loom_parallel_model_config(t->parallel));
@@ -210,11 +244,13 @@ static loom_status train(loom_rank *rank, void *argument) {
     double start = now();
     for (int64_t step = 1; !status && step <= t.config->steps; step++)
         status = train_step(&t, step);
+    double seconds = now() - start;
+    if (!status)
+        status = export_model(&t);
     if (!status && t.progress)
-        loom_progress_note(t.progress,
-            "%lld step%s in %.0f s; metrics: %s/metrics.jsonl (weights are not kept: checkpoints are not supported "
-            "yet)",
-            (long long)t.config->steps, t.config->steps == 1 ? "" : "s", now() - start, t.config->output);
+        loom_progress_note(t.progress, "%lld step%s in %.0f s; metrics: %s/metrics.jsonl; %s%s",
+            (long long)t.config->steps, t.config->steps == 1 ? "" : "s", seconds, t.config->output,
+            *t.model_path ? "model: " : "the model is not kept (export=false)", t.model_path);
     tear_down(&t);
     return status;
 }
@@ -241,7 +277,8 @@ int loom_cli_train(int argc, char **argv) {
         "Trains as the run file says, with FIELD=VALUE overriding its fields.\v"
         "Without a launcher the ranks are threads of this process (field `ranks`); under mpirun each process is a "
         "rank. "
-        "Writes OUTPUT/metrics.jsonl.",
+        "Writes OUTPUT/metrics.jsonl, and at the end OUTPUT/model, a Hugging Face directory that model.hf=OUTPUT/model "
+        "starts from.",
         NULL, NULL, NULL};
     loom_cli_run_arguments given;
     loom_status status = loom_cli_run_arguments_create(argc, &given);

@@ -212,6 +212,7 @@ typedef struct loom_run_config {
     int64_t threads; /* compute threads a rank; 0 = allowed cores / local ranks */
     int64_t steps;   /* 0 = not given */
     const char *output;
+    bool export_model; /* `export`: the model goes to OUTPUT/model at the end */
     const char *device;
     loom_run_model model;
     loom_megatron_strategy_config strategy;

@@ -9,7 +9,7 @@
  *   module, tensor     bringing one's own model and operations
  *   comm, layout       groups and collectives; who is in which group
  *   kernels, team      the mathematics on raw arrays; compute threads
- *   safetensors, report  files; progress line and metrics
+ *   safetensors, huggingface, report  files; a trained model as a directory; progress line and metrics
  *   names              the nearest of the names there are to one that is not */
 #ifndef MEGALOOM_MEGALOOM_H
 #define MEGALOOM_MEGALOOM_H
@@ -18,6 +18,7 @@
 #include <megaloom/comm.h>
 #include <megaloom/config.h>
 #include <megaloom/data.h>
+#include <megaloom/huggingface.h>
 #include <megaloom/kernels.h>
 #include <megaloom/layout.h>
 #include <megaloom/model.h>

@@ -124,6 +124,18 @@ LOOM_API loom_model_config loom_model_config_default(const char *architecture);
  * in. */
 LOOM_API double loom_model_flops_per_token(const loom_model_config *config);
 
+/* The parameters of a model by kind: whole tensors, without the padding rows of the vocabulary. A tied head is counted
+ * with the embedding. */
+typedef struct loom_model_description {
+    int64_t embedding, attention, mlp, norms, head, total;
+    int64_t tensors; /* in Megatron-Core's form */
+} loom_model_description;
+/* Derived values of the configuration may still be 0. Errors: those of the configuration. */
+LOOM_API loom_status loom_model_describe(const loom_model_config *config, loom_model_description *description);
+/* The tensor-parallel sizes the model can be cut into, ascending: sizes[0…min(count, capacity)). Returns their count, 0
+ * for a configuration with faults. Follows config->replicate_query_groups. */
+LOOM_API int64_t loom_model_tensor_sizes(const loom_model_config *config, int64_t *sizes, int64_t capacity);
+
 #ifdef __cplusplus
 }
 #endif

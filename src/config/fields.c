@@ -121,6 +121,7 @@ const loom__field loom__fields[] = {
         DOC("compute threads a rank; null: allowed cores / local ranks")),
     INT("steps", steps, "null", NULLABLE, FROM(1), DOC("training steps; must be given to train")),
     STRING("output", output, "runs/run", DOC("folder of metrics.jsonl and all else a run writes")),
+    BOOL("export", export_model, "true", DOC("at the end write the model to OUTPUT/model, a Hugging Face directory")),
     CHOICE("device", device, "cpu", devices, DOC("where tensors live")),
 
     STRING("model.hf", model.hf, "null", NULLABLE,

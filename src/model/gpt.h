@@ -3,6 +3,8 @@
 #define MODEL_GPT_H
 
 #include "nn/layer.h"
+#include "spec/huggingface.h"
+#include <megaloom/huggingface.h>
 #include <megaloom/module.h>
 #include <megaloom/safetensors.h>
 
@@ -42,5 +44,19 @@ loom_status loom__hf_describe(const loom__parameter_set *set, loom_safetensors_w
  * is not NULL. */
 loom_status loom__hf_write(const loom__parameter_set *set, loom__parameter_array array, loom_comm *tp, float factor,
     loom_safetensors_writer *writer);
+
+/* values = the file tensor, one of those that the parameter is made of, from the parameter's canonical tensor. */
+loom_status loom__hf_fill(const loom__model_spec *spec, const loom__parameter_descriptor *descriptor,
+    const loom__hf_tensor *tensor, const float *canonical, float *values);
+/* The text of a directory's config.json (the caller's: free), and into path (bytes long) its name. */
+loom_status loom__hf_read_config_text(const char *directory, char *path, size_t bytes, char **text, size_t *length);
+
+/* Whether the model can be written to `directory`; by the rank that writes. */
+loom_status loom__hf_save_check(
+    const loom__parameter_set *set, const char *directory, const loom_hf_save_options *options);
+/* The set as a Hugging Face directory, written by the rank with `writes`, one of a tensor group. Collective over
+ * `world`; `tp` is this rank's tensor group. */
+loom_status loom__hf_save(const loom__parameter_set *set, loom_comm *tp, loom_comm *world, bool writes,
+    const char *directory, const loom_hf_save_options *options);
 
 #endif

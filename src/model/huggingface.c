@@ -35,12 +35,16 @@ static loom_status read_text(const char *path, char **text, size_t *length) {
     return LOOM_OK;
 }
 
+loom_status loom__hf_read_config_text(const char *directory, char *path, size_t bytes, char **text, size_t *length) {
+    if (snprintf(path, bytes, "%s/config.json", directory) >= (int)bytes)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the Hugging Face directory is too long");
+    return read_text(path, text, length);
+}
+
 loom_status loom__hf_read_config(const char *directory, loom_model_config *config) {
     char path[4096], *text = NULL;
     size_t length = 0;
-    if (snprintf(path, sizeof path, "%s/config.json", directory) >= (int)sizeof path)
-        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the Hugging Face directory is too long");
-    LOOM_TRY(read_text(path, &text, &length));
+    LOOM_TRY(loom__hf_read_config_text(directory, path, sizeof path, &text, &length));
     loom_status status = loom__hf_model_config(path, text, length, config);
     free(text);
     return status;
@@ -173,15 +177,13 @@ loom_status loom__hf_load(const char *directory, loom__parameter_set *set) {
 /* ---- export ---- */
 
 typedef struct export_context {
-    loom_safetensors_writer *writer;
     const float *canonical;
     const char *wanted; /* the file tensor being filled */
     float *values;
 } export_context;
 
 static loom_status describe_tensor(void *argument, const loom__hf_tensor *tensor) {
-    const export_context *context = argument;
-    return loom_safetensors_writer_add(context->writer, tensor->name, LOOM_F32, tensor->dims, tensor->shape);
+    return loom_safetensors_writer_add(argument, tensor->name, LOOM_F32, tensor->dims, tensor->shape);
 }
 
 static loom_status export_run(
@@ -195,23 +197,28 @@ static loom_status export_run(
 }
 
 typedef struct write_context {
-    export_context export;
+    loom_safetensors_writer *writer;
     const loom__model_spec *spec;
     const loom__parameter_descriptor *descriptor;
+    const float *canonical;
 } write_context;
 
+loom_status loom__hf_fill(const loom__model_spec *spec, const loom__parameter_descriptor *descriptor,
+    const loom__hf_tensor *tensor, const float *canonical, float *values) {
+    export_context context = {.canonical = canonical, .wanted = tensor->name, .values = values};
+    return loom__hf_source_runs(spec, descriptor, export_run, &context);
+}
+
 static loom_status write_tensor(void *argument, const loom__hf_tensor *tensor) {
-    write_context *context = argument;
+    const write_context *context = argument;
     int64_t count = tensor->shape[0] * (tensor->dims == 2 ? tensor->shape[1] : 1);
-    context->export.values = calloc((size_t)count + 1, sizeof(float));
-    if (!context->export.values)
+    float *values = calloc((size_t)count + 1, sizeof *values);
+    if (!values)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", tensor->name);
-    context->export.wanted = tensor->name;
-    loom_status status = loom__hf_source_runs(context->spec, context->descriptor, export_run, &context->export);
+    loom_status status = loom__hf_fill(context->spec, context->descriptor, tensor, context->canonical, values);
     if (!status)
-        status = loom_safetensors_writer_write(
-            context->export.writer, context->export.values, (size_t)count * sizeof(float));
-    free(context->export.values);
+        status = loom_safetensors_writer_write(context->writer, values, (size_t)count * sizeof *values);
+    free(values);
     return status;
 }
 
@@ -225,15 +232,14 @@ static loom_status export_parameter(void *argument, int64_t index, const float *
     const loom__parameter_descriptor *descriptor = &all->set->spec->parameters[index];
     if (!all->writer)
         return LOOM_OK;
-    write_context context = {{.writer = all->writer, .canonical = canonical}, all->set->spec, descriptor};
+    write_context context = {all->writer, all->set->spec, descriptor, canonical};
     return loom__hf_parameter_tensors(all->set->spec, descriptor, write_tensor, &context);
 }
 
 loom_status loom__hf_describe(const loom__parameter_set *set, loom_safetensors_writer *writer) {
     LOOM_TRY(loom__hf_check(set->spec));
-    export_context context = {.writer = writer};
     for (int64_t i = 0; i < set->count; i++)
-        LOOM_TRY(loom__hf_parameter_tensors(set->spec, &set->spec->parameters[i], describe_tensor, &context));
+        LOOM_TRY(loom__hf_parameter_tensors(set->spec, &set->spec->parameters[i], describe_tensor, writer));
     return LOOM_OK;
 }
 

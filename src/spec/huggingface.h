@@ -49,4 +49,23 @@ const char *loom__hf_other_name(const loom__model_spec *spec, const char *hf_nam
  * old gpt2 files, rotary inv_freq of old llama files, the copy of a tied head. */
 bool loom__hf_is_ignorable(const loom__model_spec *spec, const char *hf_name);
 
+/* Tokens with a meaning of their own; -1 = none. */
+typedef struct loom__hf_token_ids {
+    int64_t bos, eos, pad;
+} loom__hf_token_ids;
+
+/* The text of a config.json that reads back to the model's configuration and that transformers opens, weights being of
+ * `dtype` (LOOM_F32, LOOM_BF16, LOOM_F16), and of a generation_config.json. *text is the caller's: free. */
+loom_status loom__hf_config_text(
+    const loom__model_spec *spec, loom_dtype dtype, const loom__hf_token_ids *ids, char **text);
+loom_status loom__hf_generation_text(const loom__hf_token_ids *ids, char **text);
+/* The token ids of a config.json, called `name` in messages. */
+loom_status loom__hf_read_token_ids(const char *name, const char *text, size_t length, loom__hf_token_ids *ids);
+
+/* The byte tokenizer's tokenizer.json and tokenizer_config.json; texts as above. Its end of text is token
+ * LOOM__HF_BYTE_END. */
+enum { LOOM__HF_BYTE_END = 256 };
+loom_status loom__hf_byte_tokenizer_text(char **text);
+loom_status loom__hf_byte_tokenizer_config_text(int64_t positions, char **text);
+
 #endif

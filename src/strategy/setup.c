@@ -322,3 +322,26 @@ loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
     return loom__parameter_set_visit(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA,
         parallel->fabric->groups[LOOM_GROUP_TP], (float)(gradients ? parallel->token_factor : 1), visit, &visited);
 }
+
+static bool writes_hf(const loom_parallel *parallel) {
+    loom_comm *const *groups = parallel->fabric->groups;
+    return loom_comm_rank(groups[LOOM_GROUP_TP]) == 0 && loom_comm_rank(groups[LOOM_GROUP_DP]) == 0;
+}
+
+loom_status loom_gpt_check_save_hf(
+    loom_parallel *parallel, const char *directory, const loom_hf_save_options *options) {
+    const loom__parameter_set *set = NULL;
+    loom_hf_save_options plain = loom_hf_save_options_default();
+    LOOM_TRY(gpt_set(parallel, &set));
+    loom_status status =
+        writes_hf(parallel) ? loom__hf_save_check(set, directory, options ? options : &plain) : LOOM_OK;
+    return loom_agree(loom_rank_world(parallel->fabric->rank), status);
+}
+
+loom_status loom_gpt_save_hf(loom_parallel *parallel, const char *directory, const loom_hf_save_options *options) {
+    const loom__parameter_set *set = NULL;
+    loom_hf_save_options plain = loom_hf_save_options_default();
+    LOOM_TRY(gpt_set(parallel, &set));
+    return loom__hf_save(set, parallel->fabric->groups[LOOM_GROUP_TP], loom_rank_world(parallel->fabric->rank),
+        writes_hf(parallel), directory, options ? options : &plain);
+}

@@ -1,0 +1,28 @@
+/* The directory that an export makes: filled under a temporary name, then put in place. */
+#ifndef MODEL_HUGGINGFACE_DIRECTORY_H
+#define MODEL_HUGGINGFACE_DIRECTORY_H
+
+#include <megaloom/types.h>
+
+/* What an export writes into the metadata of its weight files, as value of "producer": only a directory that has it,
+ * and nothing but files of an export, is ever replaced. */
+#define LOOM__HF_PRODUCER "megaloom"
+
+/* LOOM_OK when an export may put its result at `path`: nothing is there, or an empty directory, or one of ours.
+ * Otherwise LOOM_ERR_ARGUMENT says what is there. */
+loom_status loom__hf_directory_check(const char *path);
+
+/* Checks, and makes the empty directory "PATH.tmp"; its name is the caller's: free. */
+loom_status loom__hf_directory_begin(const char *path, char **temporary);
+/* Puts it in the place of `path`; what was there is gone afterwards. */
+loom_status loom__hf_directory_commit(const char *path, const char *temporary);
+/* Removes what was begun; NULL is accepted. */
+void loom__hf_directory_discard(const char *temporary);
+
+/* A whole small file. */
+loom_status loom__hf_directory_write(const char *directory, const char *name, const char *text);
+/* Copies the files that belong to a model beside its weights and config.json (tokenizer, generation_config.json), those
+ * that `source` has. */
+loom_status loom__hf_directory_copy_companions(const char *source, const char *directory);
+
+#endif

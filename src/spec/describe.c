@@ -1,0 +1,47 @@
+/* What a model is made of, asked of the very list of descriptors that training allocates, and of the very check that a
+ * run makes. */
+#include "spec/parameter.h"
+#include <string.h>
+
+static int64_t *kind_of(loom_model_description *to, const char *name) {
+    /* Norms first: they also stand inside an attention. */
+    if (strstr(name, "layernorm"))
+        return &to->norms;
+    if (strncmp(name, "embedding.", strlen("embedding.")) == 0)
+        return &to->embedding;
+    if (strstr(name, ".self_attention."))
+        return &to->attention;
+    if (strstr(name, ".mlp."))
+        return &to->mlp;
+    return &to->head;
+}
+
+loom_status loom_model_describe(const loom_model_config *config, loom_model_description *description) {
+    loom_model_config completed = *config;
+    loom__model_spec *spec;
+    LOOM_TRY(loom__model_config_complete(&completed, 1, false));
+    LOOM_TRY(loom__model_spec_create(&completed, &spec));
+    loom_model_description made = {.tensors = spec->count};
+    for (int64_t i = 0; i < spec->count; i++) {
+        int64_t count = loom__descriptor_count(&spec->parameters[i]);
+        *kind_of(&made, spec->parameters[i].name) += count;
+        made.total += count;
+    }
+    loom__model_spec_destroy(spec);
+    *description = made;
+    return LOOM_OK;
+}
+
+int64_t loom_model_tensor_sizes(const loom_model_config *config, int64_t *sizes, int64_t capacity) {
+    int64_t count = 0;
+    for (int64_t tp = 1; tp <= config->num_attention_heads; tp++) {
+        loom_model_config completed = *config;
+        if (config->num_attention_heads % tp != 0 || loom__model_config_complete(&completed, tp, false))
+            continue;
+        if (count < capacity)
+            sizes[count] = tp;
+        count++;
+    }
+    loom_error_clear();
+    return count;
+}
