@@ -15,6 +15,7 @@ typedef struct command {
 static const command commands[] = {
     {"train", loom_cli_train, "train a model as a run file says"},
     {"eval", loom_cli_eval, "the loss of given tokens; logits and gradients into a file"},
+    {"generate", loom_cli_generate, "text that a model writes behind a prompt"},
     {"topology", loom_cli_topology, "who is in which group, for any number of ranks"},
     {"config", loom_cli_config, "the run file's fields, or a run file as it is understood"},
     {"data", loom_cli_data, "turn text into a dataset, and look into one"},
