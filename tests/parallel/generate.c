@@ -41,7 +41,7 @@ static loom_status start(loom_rank *rank, model_kind kind, small_run *run) {
     return loom_fabric_setup_module(run->fabric, module, &run->parallel);
 }
 
-typedef loom_status (*body_function)(loom_rank *rank, loom_parallel *parallel, void *argument);
+typedef loom_status (*body_function)(loom_rank *rank, const small_run *run, void *argument);
 
 /* A body on a model of one kind. */
 typedef struct work {
@@ -55,7 +55,7 @@ static loom_status do_work(loom_rank *rank, void *argument) {
     small_run run;
     loom_status status = start(rank, w->kind, &run);
     if (!status)
-        status = w->body(rank, run.parallel, w->argument);
+        status = w->body(rank, &run, w->argument);
     small_destroy(&run);
     return status;
 }
@@ -101,14 +101,14 @@ static loom_generate_options options_of(int seed) {
     return options;
 }
 
-static loom_status write_texts(loom_rank *rank, loom_parallel *parallel, void *argument) {
+static loom_status write_texts(loom_rank *rank, const small_run *run, void *argument) {
     texts *mine = (texts *)argument + loom_rank_index(rank);
     for (int seed = 0; seed <= SEEDS; seed++)
         for (int i = 0; i < 2; i++) {
             loom_prompt prompts[ROWS];
             loom_generate_options options = options_of(seed);
             prompts_of(i ? 4 : 1, prompts);
-            LOOM_TRY(loom_generate(parallel, prompts, ROWS, &options, keep, &mine->of[seed][i]));
+            LOOM_TRY(loom_generate(run->parallel, prompts, ROWS, &options, keep, &mine->of[seed][i]));
             CHECK(mine->of[seed][i].steps == MADE, "found %lld tokens, wanted %d", (long long)mine->of[seed][i].steps,
                 MADE);
         }
@@ -159,17 +159,17 @@ static void other_seeds_rows_and_prompts_write_other_texts(void **state) {
     free(found);
 }
 
-static loom_status rows_alone(loom_rank *rank, loom_parallel *parallel, void *argument) {
+static loom_status rows_alone(loom_rank *rank, const small_run *run, void *argument) {
     (void)rank;
     (void)argument;
     loom_prompt prompts[ROWS];
     loom_generate_options options = options_of(SEEDS);
     text together = {0};
     prompts_of(4, prompts);
-    LOOM_TRY(loom_generate(parallel, prompts, ROWS, &options, keep, &together));
+    LOOM_TRY(loom_generate(run->parallel, prompts, ROWS, &options, keep, &together));
     for (int j = 0; j < ROWS; j++) {
         text alone = {0};
-        LOOM_TRY(loom_generate(parallel, &prompts[j], 1, &options, keep, &alone));
+        LOOM_TRY(loom_generate(run->parallel, &prompts[j], 1, &options, keep, &alone));
         CHECK(equal_rows(&alone, 0, &together, j), "row %d is another alone", j);
     }
     return LOOM_OK;
@@ -181,18 +181,73 @@ static void a_row_is_the_same_alone_and_beside_others(void **state) {
         on_ranks(2, kind, rows_alone, NULL);
 }
 
+/* One forward over prompts and texts, without the cache: at each position its choice is the token that was written. */
+enum { WHOLE = 4 + MADE };
+
+static loom_status next_whole(void *context, loom_batch *batch) {
+    const text *written = context;
+    batch->b = ROWS;
+    for (int64_t i = 0; i < (int64_t)ROWS * WHOLE; i++) {
+        int64_t j = i / WHOLE, t = i % WHOLE;
+        batch->tokens[i] = t < 4 ? prompt_tokens[j][t] : written->tokens[t - 4][j];
+        batch->labels[i] = 0;
+        batch->loss_mask[i] = 1;
+        batch->position_ids[i] = t;
+        batch->sample[j] = batch->index[j] = j;
+    }
+    return LOOM_OK;
+}
+
+static loom_status chooses_the_same(void *context, const loom_batch *batch, int64_t vocabulary, const float *logits) {
+    const text *written = context;
+    for (int64_t j = 0; j < batch->b; j++)
+        for (int64_t t = 3; t < WHOLE - 1; t++) {
+            const float *at = logits + (j * WHOLE + t) * vocabulary;
+            int64_t best = 0;
+            for (int64_t i = 1; i < vocabulary; i++)
+                best = at[i] > at[best] ? i : best;
+            CHECK(best == written->tokens[t - 3][j], "token %lld of row %lld: found %lld, without the cache %lld",
+                (long long)(t - 3), (long long)j, (long long)written->tokens[t - 3][j], (long long)best);
+        }
+    return LOOM_OK;
+}
+
+static loom_status compare_with_a_whole_forward(loom_rank *rank, const small_run *run, void *argument) {
+    (void)rank;
+    (void)argument;
+    loom_prompt prompts[ROWS];
+    loom_generate_options options = options_of(SEEDS);
+    text written = {0};
+    loom_batches *batches;
+    loom_data_loader loader = {
+        .context = &written, .micro_batch_size = ROWS, .sequence_length = WHOLE, .microbatches = 1, .next = next_whole};
+    prompts_of(4, prompts);
+    LOOM_TRY(loom_generate(run->parallel, prompts, ROWS, &options, keep, &written));
+    LOOM_TRY(loom_fabric_setup_loader(run->fabric, &loader, &batches));
+    loom_status status = loom_parallel_predict_step(run->parallel, batches, chooses_the_same, &written);
+    loom_batches_destroy(batches);
+    return status;
+}
+
+static void the_cache_changes_no_token(void **state) {
+    (void)state;
+    for (model_kind kind = 0; kind < KINDS; kind++)
+        for (int ranks = 1; ranks <= 4; ranks *= 2)
+            on_ranks(ranks, kind, compare_with_a_whole_forward, NULL);
+}
+
 /* ---- ends ---- */
 
-static loom_status stops(loom_rank *rank, loom_parallel *parallel, void *argument) {
+static loom_status stops(loom_rank *rank, const small_run *run, void *argument) {
     (void)rank;
     (void)argument;
     loom_prompt prompts[ROWS];
     loom_generate_options options = options_of(0);
     text whole = {0}, ended = {0};
     prompts_of(4, prompts);
-    LOOM_TRY(loom_generate(parallel, prompts, ROWS, &options, keep, &whole));
+    LOOM_TRY(loom_generate(run->parallel, prompts, ROWS, &options, keep, &whole));
     options.stop_token = whole.tokens[5][0];
-    LOOM_TRY(loom_generate(parallel, prompts, ROWS, &options, keep, &ended));
+    LOOM_TRY(loom_generate(run->parallel, prompts, ROWS, &options, keep, &ended));
     int64_t last = 0;
     for (int j = 0; j < ROWS; j++) {
         int64_t end = 0;
@@ -222,14 +277,14 @@ static loom_status stop_after_three(void *context, int64_t rows, const int64_t *
     return to->steps == 3 ? LOOM_END : LOOM_OK;
 }
 
-static loom_status is_stopped(loom_rank *rank, loom_parallel *parallel, void *argument) {
+static loom_status is_stopped(loom_rank *rank, const small_run *run, void *argument) {
     (void)rank;
     (void)argument;
     loom_prompt prompts[ROWS];
     loom_generate_options options = options_of(0);
     text found = {0};
     prompts_of(4, prompts);
-    LOOM_TRY(loom_generate(parallel, prompts, ROWS, &options, stop_after_three, &found));
+    LOOM_TRY(loom_generate(run->parallel, prompts, ROWS, &options, stop_after_three, &found));
     CHECK(found.steps == 3, "found %lld tokens, wanted 3", (long long)found.steps);
     return LOOM_OK;
 }
@@ -239,7 +294,7 @@ static void who_receives_may_end_the_text(void **state) {
     on_ranks(2, GPT2, is_stopped, NULL);
 }
 
-static loom_status fills_the_model(loom_rank *rank, loom_parallel *parallel, void *argument) {
+static loom_status fills_the_model(loom_rank *rank, const small_run *run, void *argument) {
     (void)rank;
     (void)argument;
     int64_t tokens[POSITIONS] = {0};
@@ -247,7 +302,7 @@ static loom_status fills_the_model(loom_rank *rank, loom_parallel *parallel, voi
     loom_generate_options options = loom_generate_options_default();
     text found = {0};
     options.max_tokens = 3;
-    LOOM_TRY(loom_generate(parallel, &prompt, 1, &options, keep, &found));
+    LOOM_TRY(loom_generate(run->parallel, &prompt, 1, &options, keep, &found));
     CHECK(found.steps == 3, "found %lld tokens, wanted 3", (long long)found.steps);
     return LOOM_OK;
 }
@@ -272,7 +327,7 @@ static loom_status refused(loom_parallel *parallel, const loom_prompt *prompts, 
     return LOOM_OK;
 }
 
-static loom_status refuses(loom_rank *rank, loom_parallel *parallel, void *argument) {
+static loom_status refuses(loom_rank *rank, const small_run *run, void *argument) {
     (void)rank;
     (void)argument;
     const loom_generate_options good = options_of(0);
@@ -282,32 +337,34 @@ static loom_status refuses(loom_rank *rank, loom_parallel *parallel, void *argum
     uneven[0] = prompts[0];
     uneven[1] = (loom_prompt){prompt_tokens[1], 2};
     bad.max_tokens = 45;
-    LOOM_TRY(refused(parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "a prompt of 4 tokens and max_tokens 45",
+    LOOM_TRY(refused(run->parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "a prompt of 4 tokens and max_tokens 45",
         "48 positions of the model"));
     bad.max_tokens = INT64_MAX;
-    LOOM_TRY(refused(parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "max_tokens 9223372036854775807", "48 positions"));
-    LOOM_TRY(refused(parallel, uneven, 2, &good, LOOM_ERR_UNSUPPORTED,
+    LOOM_TRY(
+        refused(run->parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "max_tokens 9223372036854775807", "48 positions"));
+    LOOM_TRY(refused(run->parallel, uneven, 2, &good, LOOM_ERR_UNSUPPORTED,
         "not supported yet: prompts of different lengths", "prompt 0 has 4 tokens, prompt 1 has 2"));
-    LOOM_TRY(refused(parallel, &wrong, 1, &good, LOOM_ERR_ARGUMENT, "token 1 of prompt 0 is 19", "expected 0 to 18"));
-    LOOM_TRY(refused(parallel, &none, 1, &good, LOOM_ERR_ARGUMENT, "prompt 0 is empty", ""));
-    LOOM_TRY(refused(parallel, prompts, 0, &good, LOOM_ERR_ARGUMENT, "prompts: found 0", ""));
+    LOOM_TRY(
+        refused(run->parallel, &wrong, 1, &good, LOOM_ERR_ARGUMENT, "token 1 of prompt 0 is 19", "expected 0 to 18"));
+    LOOM_TRY(refused(run->parallel, &none, 1, &good, LOOM_ERR_ARGUMENT, "prompt 0 is empty", ""));
+    LOOM_TRY(refused(run->parallel, prompts, 0, &good, LOOM_ERR_ARGUMENT, "prompts: found 0", ""));
     bad = good;
     bad.max_tokens = 0;
-    LOOM_TRY(refused(parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "max_tokens: found 0", ""));
+    LOOM_TRY(refused(run->parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "max_tokens: found 0", ""));
     bad = good;
     bad.temperature = -1;
-    LOOM_TRY(refused(parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "temperature: found -1", ""));
+    LOOM_TRY(refused(run->parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "temperature: found -1", ""));
     bad = good;
     bad.top_k = -1;
-    LOOM_TRY(refused(parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "top_k: found -1", ""));
+    LOOM_TRY(refused(run->parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "top_k: found -1", ""));
     bad = good;
     bad.top_p = 0;
-    LOOM_TRY(refused(parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "top_p: found 0", ""));
+    LOOM_TRY(refused(run->parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "top_p: found 0", ""));
     bad = good;
     bad.stop_token = SMALL_VOCABULARY;
-    LOOM_TRY(refused(parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "stop_token: found 19", "0 to 18"));
+    LOOM_TRY(refused(run->parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "stop_token: found 19", "0 to 18"));
     text found = {0};
-    return loom_generate(parallel, prompts, ROWS, &good, keep, &found);
+    return loom_generate(run->parallel, prompts, ROWS, &good, keep, &found);
 }
 
 static void what_cannot_be_is_refused_by_name(void **state) {
@@ -316,13 +373,14 @@ static void what_cannot_be_is_refused_by_name(void **state) {
     on_ranks(2, LLAMA_GROUPS, refuses, NULL);
 }
 
-static loom_status asks_for_another_seed(loom_rank *rank, loom_parallel *parallel, void *argument) {
+static loom_status asks_for_another_seed(loom_rank *rank, const small_run *run, void *argument) {
     (void)argument;
     loom_prompt prompts[ROWS];
     loom_generate_options options = options_of(0);
     prompts_of(4, prompts);
     options.seed += loom_rank_index(rank) == 1;
-    return refused(parallel, prompts, ROWS, &options, loom_rank_index(rank) == 1 ? LOOM_ERR_ARGUMENT : LOOM_ERR_ABORTED,
+    return refused(run->parallel, prompts, ROWS, &options,
+        loom_rank_index(rank) == 1 ? LOOM_ERR_ARGUMENT : LOOM_ERR_ABORTED,
         "rank 1 was given other prompts or options than rank 0", "");
 }
 
@@ -372,6 +430,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_layout_and_every_rank_writes_the_same_text),
         cmocka_unit_test(other_seeds_rows_and_prompts_write_other_texts),
+        cmocka_unit_test(the_cache_changes_no_token),
         cmocka_unit_test(a_row_is_the_same_alone_and_beside_others),
         cmocka_unit_test(a_row_ends_with_the_stop_token_and_all_rows_end_the_text),
         cmocka_unit_test(who_receives_may_end_the_text),
