@@ -17,6 +17,7 @@ static const command commands[] = {
     {"eval", loom_cli_eval, "the loss of given tokens; logits and gradients into a file"},
     {"export", loom_cli_export, "a run's model as a Hugging Face directory of another dtype or shard size"},
     {"describe", loom_cli_describe, "the parameters and the memory of a Hugging Face model, and how it can be cut"},
+    {"generate", loom_cli_generate, "text that a model writes behind a prompt"},
     {"topology", loom_cli_topology, "who is in which group, for any number of ranks"},
     {"config", loom_cli_config, "the run file's fields, or a run file as it is understood"},
     {"data", loom_cli_data, "turn text into a dataset, and look into one"},

@@ -4,6 +4,7 @@
  *   status, types      how a function fails; element types
  *   rank               loom_run_local, loom_run_mpi: a function on n ranks
  *   strategy           the fabric, setting up, steps: the training loop's side. config, model: what it is given
+ *   generate           text from a model
  *   data               datasets, samplers, loaders, batches
  *   optim, callbacks   the optimizer; the eight events of a step
  *   module, tensor     bringing one's own model and operations
@@ -18,6 +19,7 @@
 #include <megaloom/comm.h>
 #include <megaloom/config.h>
 #include <megaloom/data.h>
+#include <megaloom/generate.h>
 #include <megaloom/huggingface.h>
 #include <megaloom/kernels.h>
 #include <megaloom/layout.h>

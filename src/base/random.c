@@ -29,7 +29,7 @@ loom__dropout_row loom__dropout_row_make(
     };
 }
 
-/* ln x for x in (0, 1]: x = m 2^e with m in [sqrt(1/2), sqrt 2), then 2 atanh((m-1)/(m+1)) as an odd series. */
+/* ln x for normal x > 0: x = m 2^e with m in [sqrt(1/2), sqrt 2), then 2 atanh((m-1)/(m+1)) as an odd series. */
 static double own_log(double x) {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -99,4 +99,14 @@ void loom__normal_fill(
         }
         out[i] = (float)((double)mean + (double)std * pair[at & 1]);
     }
+}
+
+double loom__gumbel(uint64_t seed, int64_t row, int64_t position, int64_t token) {
+    static const uint64_t stream = 0x67756d62656cu; /* apart from those of weights and dropout */
+    uint64_t key = mix(seed ^ mix((uint64_t)row ^ mix(stream)));
+    loom__philox words = loom__philox4x32((uint32_t)token, (uint32_t)((uint64_t)token >> 32), (uint32_t)position,
+        (uint32_t)((uint64_t)position >> 32), (uint32_t)key, (uint32_t)(key >> 32));
+    uint64_t bits = (uint64_t)words.word[0] << 32 | words.word[1];
+    double u = ((double)(bits >> 12) + 0.5) * 0x1p-52; /* in (0, 1), both ends left out */
+    return -own_log(-own_log(u));
 }

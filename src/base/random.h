@@ -62,4 +62,8 @@ uint64_t loom__hash_name(const char *name);
 void loom__normal_fill(
     uint64_t seed, uint64_t name_hash, int64_t first, int64_t count, float mean, float std, float *out);
 
+/* A standard Gumbel number, -ln(-ln u) with u uniform in (0, 1): the noise of `token` in the draw for `position` of row
+ * `row`. */
+double loom__gumbel(uint64_t seed, int64_t row, int64_t position, int64_t token);
+
 #endif

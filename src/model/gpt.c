@@ -235,23 +235,69 @@ static loom_status embed(
     return status;
 }
 
+static loom_status through_layers(const loom__gpt *gpt, loom_tape *tape, loom__microbatch *m, loom_tensor **x) {
+    for (int64_t i = 0; i < gpt->config.num_layers; i++) {
+        loom_tensor *next = NULL;
+        LOOM_TRY(loom__layer_forward(&gpt->layers[i], tape, m, *x, &next));
+        loom_tensor_release(*x);
+        *x = next;
+    }
+    return LOOM_OK;
+}
+
+static loom_status output_logits(
+    const loom__gpt *gpt, loom_tape *tape, const loom__microbatch *m, loom_tensor *x, loom_tensor **logits) {
+    loom_tape_scope(tape, "output_layer");
+    loom_tensor *normed = NULL;
+    LOOM_TRY(loom__norm(tape, &gpt->config, x, gpt->final_norm, gpt->final_norm_bias, &normed));
+    loom_status status = loom__column_linear(tape, normed, gpt->output, NULL, m->tp, m->sequence_parallel, logits);
+    loom_tensor_release(normed);
+    return status;
+}
+
 static loom_status head(const loom__gpt *gpt, loom_tape *tape, const loom__microbatch *m, const loom_forward *forward,
     loom_tensor *x, loom_tensor **output) {
     const loom_model_config *config = &gpt->config;
-    loom_tape_scope(tape, "output_layer");
-    loom_tensor *normed = NULL, *logits = NULL;
-    LOOM_TRY(loom__norm(tape, config, x, gpt->final_norm, gpt->final_norm_bias, &normed));
-    loom_status status = loom__column_linear(tape, normed, gpt->output, NULL, m->tp, m->sequence_parallel, &logits);
-    loom_tensor_release(normed);
-    LOOM_TRY(status);
+    loom_tensor *logits = NULL;
+    LOOM_TRY(output_logits(gpt, tape, m, x, &logits));
     int64_t columns = gpt->output->shape[0], first = columns * loom_comm_rank(m->tp);
     int64_t valid = config->padded_vocab_in_softmax ? columns : config->vocab_size - first;
     valid = valid < 0 ? 0 : valid > columns ? columns : valid;
-    status = loom__vocab_cross_entropy(
+    loom_status status = loom__vocab_cross_entropy(
         tape, logits, forward->batch->labels, first, valid, config->vocab_size, m->tp, output);
     if (!status && forward->logits)
         *forward->logits = loom_tensor_retain(logits);
     loom_tensor_release(logits);
+    return status;
+}
+
+/* The rows of the last position, [1, b, h]; takes the reference of x. */
+static loom_status last_position(loom_tape *tape, loom_tensor *x, loom_tensor **last) {
+    int64_t s = x->shape[0], b = x->shape[1], h = x->shape[2];
+    loom_tensor *made = NULL;
+    loom_status status = loom_tensor_ready(x);
+    if (!status)
+        status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 3, (int64_t[]){1, b, h}, &made);
+    if (!status)
+        memcpy(made->data, loom_tensor_f32(x) + (s - 1) * b * h, (size_t)(b * h) * sizeof(float));
+    loom_tensor_release(x);
+    *last = made;
+    return status;
+}
+
+loom_status loom__gpt_next_logits(
+    const loom__gpt *gpt, loom_tape *tape, loom__microbatch *m, int64_t *tokens, loom_tensor **logits) {
+    loom_batch batch = {.b = m->b, .s = m->s, .rows = m->b, .tokens = tokens};
+    loom_tensor *x = NULL;
+    LOOM_TRY(embed(gpt, tape, m, &batch, &x));
+    loom_status status = through_layers(gpt, tape, m, &x);
+    if (status) {
+        loom_tensor_release(x);
+        return status;
+    }
+    LOOM_TRY(last_position(tape, x, &x));
+    status = output_logits(gpt, tape, m, x, logits);
+    loom_tensor_release(x);
     return status;
 }
 
@@ -296,12 +342,8 @@ static loom_status gpt_forward(void *context, loom_tape *tape, const loom_forwar
     LOOM_TRY(make_microbatch(gpt, forward, &m));
     loom_tensor *x = NULL;
     loom_status status = embed(gpt, tape, m, forward->batch, &x);
-    for (int64_t i = 0; !status && i < gpt->config.num_layers; i++) {
-        loom_tensor *next = NULL;
-        status = loom__layer_forward(&gpt->layers[i], tape, m, x, &next);
-        loom_tensor_release(x);
-        x = next;
-    }
+    if (!status)
+        status = through_layers(gpt, tape, m, &x);
     if (!status)
         status = head(gpt, tape, m, forward, x, output);
     loom_tensor_release(x);

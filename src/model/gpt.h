@@ -33,6 +33,12 @@ loom_status loom__gpt_create(
 /* Whether loom__gpt_create made the module: its context is a loom__gpt. */
 bool loom__module_is_gpt(const loom_module *module);
 
+/* The logits [1, b, v/tp] of what follows the last of m's positions, from tokens [b, s] (borrowed for the call). m has
+ * a cache and no sequence parallelism, and its positions are those behind the cache's; the tape does not record.
+ * Collective over the tensor group. */
+loom_status loom__gpt_next_logits(
+    const loom__gpt *gpt, loom_tape *tape, loom__microbatch *m, int64_t *tokens, loom_tensor **logits);
+
 /* Reads config.json of a Hugging Face directory into *config (all fields). */
 loom_status loom__hf_read_config(const char *directory, loom_model_config *config);
 /* Fills the set from the directory's safetensors; every tensor the model needs must be there with the right shape, and

@@ -51,7 +51,7 @@ static int tp_size(const loom__microbatch *m) {
 }
 
 int64_t loom__sequence_offset(const loom__microbatch *m) {
-    return m->sequence_parallel ? m->s / tp_size(m) * loom_comm_rank(m->tp) : 0;
+    return m->first + (m->sequence_parallel ? m->s / tp_size(m) * loom_comm_rank(m->tp) : 0);
 }
 
 static int64_t local_heads(const loom_model_config *config, const loom__microbatch *m) {
@@ -115,6 +115,8 @@ static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *
         .sample = m->sample,
         .head_offset = n * loom_comm_rank(m->tp),
     };
+    if (m->cache)
+        return loom__cached_attention(tape, m->cache, call->layer->number, qkv, &options, output);
     return loom_attention(tape, qkv, &options, output);
 }
 
@@ -137,8 +139,8 @@ static loom_status rotate(const loom__layer *layer, loom_tape *tape, const loom_
         return LOOM_OK;
     int64_t g = local_groups(config, m);
     loom_tensor *rotated;
-    LOOM_TRY(
-        loom_rope(tape, *qkv, &m->rope, g, local_heads(config, m) / g, config->kv_channels, m->positions, 0, &rotated));
+    LOOM_TRY(loom_rope(
+        tape, *qkv, &m->rope, g, local_heads(config, m) / g, config->kv_channels, m->positions, m->first, &rotated));
     loom_tensor_release(*qkv);
     *qkv = rotated;
     return LOOM_OK;

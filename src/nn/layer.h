@@ -2,6 +2,7 @@
 #ifndef NN_LAYER_H
 #define NN_LAYER_H
 
+#include "nn/cache.h"
 #include "nn/parameters.h"
 
 /* What a forward needs to know beside its activations. Shared by all layers of one microbatch; counted, because a
@@ -13,10 +14,12 @@ typedef struct loom__microbatch {
     bool training;
     uint64_t seed;
     int64_t b, s;
+    int64_t first;                 /* global position of the first row; 0 but in generation */
     const int64_t *sample;         /* [b] */
     const int32_t *document_start; /* [b, s] or NULL */
     const int32_t *positions;      /* [b, s] or NULL where row t is at position t */
     loom_rope_table rope;
+    loom__kv_cache *cache; /* of generation, borrowed: attention reads positions before `first` from it; or NULL */
 } loom__microbatch;
 
 typedef struct loom__layer {
@@ -38,7 +41,8 @@ loom_status loom__layer_forward(
 loom_status loom__norm(loom_tape *tape, const loom_model_config *config, loom_tensor *x, loom_parameter *weight,
     loom_parameter *bias, loom_tensor **output);
 
-/* Global position of the first row of a tensor that is sharded over the sequence; 0 without sequence parallelism. */
+/* Global position of the first row of a tensor that is sharded over the sequence; `first` without sequence parallelism.
+ */
 int64_t loom__sequence_offset(const loom__microbatch *microbatch);
 
 void loom__microbatch_release(void *microbatch);

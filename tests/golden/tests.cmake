@@ -5,7 +5,7 @@ if(NOT MEGALOOM_MPI)
 endif()
 
 set_tests_properties(golden.train PROPERTIES FIXTURES_SETUP golden_train_numbers)
-foreach(name hf train mcore export)
+foreach(name export generate hf train mcore)
   foreach(ranks 2 4)
     add_test(NAME golden.${name}_mpi${ranks} COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe
       --bind-to none --mca btl_vader_single_copy_mechanism none -n ${ranks} $<TARGET_FILE:golden_${name}>)

@@ -1,0 +1,298 @@
+/* megaloom generate: text that a Hugging Face model writes behind a prompt, on any tensor-parallel layout. Rank 0
+ * writes it as it comes. */
+#include "commands.h"
+#include <argp.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- text that comes in pieces of bytes ---- */
+
+enum { CHARACTER_BYTES = 4 };
+
+/* Bytes of a character that has not come whole. */
+typedef struct text_stream {
+    unsigned char held[CHARACTER_BYTES];
+    size_t count;
+} text_stream;
+
+/* Bytes of the character that begins with this byte; 0 where none does. */
+static size_t character_length(unsigned char first) {
+    return first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
+}
+
+/* Whether the byte may follow those that are held. Surrogates, overlong forms and what lies beyond U+10FFFF end at
+ * their second byte. */
+static bool may_follow(const text_stream *stream, unsigned char byte) {
+    unsigned char first = stream->held[0], low = 0x80, high = 0xbf;
+    if (stream->count == 1) {
+        low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : low;
+        high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : high;
+    }
+    return byte >= low && byte <= high;
+}
+
+/* What cannot be part of a character is shown as U+FFFD. */
+static void stream_end(text_stream *stream) {
+    if (stream->count > 0)
+        fputs("\xef\xbf\xbd", stdout);
+    stream->count = 0;
+}
+
+static void stream_byte(text_stream *stream, unsigned char byte) {
+    if (stream->count > 0 && !may_follow(stream, byte))
+        stream_end(stream);
+    stream->held[stream->count++] = byte;
+    size_t length = character_length(stream->held[0]);
+    if (length == 0) {
+        stream_end(stream);
+    } else if (stream->count == length) {
+        fwrite(stream->held, 1, length, stdout);
+        stream->count = 0;
+    }
+}
+
+/* ---- the arguments ---- */
+
+typedef struct arguments {
+    const char *hf, *prompt, *tokens;
+    loom_generate_options options;
+    bool stop_given;
+    loom_cli_run_arguments run;
+} arguments;
+
+enum { KEY_TOP_K = 256, KEY_TOP_P, KEY_STOP };
+
+static long long integer_of(const char *option, const char *text, const struct argp_state *state) {
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (errno || end == text || *end)
+        argp_error(state, "%s: found %s, expected an integer", option, text);
+    return value;
+}
+
+static double real_of(const char *option, const char *text, const struct argp_state *state) {
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end)
+        argp_error(state, "%s: found %s, expected a number", option, text);
+    return value;
+}
+
+static error_t take(int key, char *text, struct argp_state *state) {
+    arguments *to = state->input;
+    switch (key) {
+    case 'm':
+        to->hf = text;
+        return 0;
+    case 'p':
+        to->prompt = text;
+        return 0;
+    case 't':
+        to->tokens = text;
+        return 0;
+    case 'n':
+        to->options.max_tokens = integer_of("--max-tokens", text, state);
+        return 0;
+    case 'T':
+        to->options.temperature = real_of("--temperature", text, state);
+        return 0;
+    case 's':
+        to->options.seed = (uint64_t)integer_of("--seed", text, state);
+        return 0;
+    case KEY_TOP_K:
+        to->options.top_k = integer_of("--top-k", text, state);
+        return 0;
+    case KEY_TOP_P:
+        to->options.top_p = real_of("--top-p", text, state);
+        return 0;
+    case KEY_STOP:
+        to->options.stop_token = integer_of("--stop", text, state);
+        to->stop_given = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (!strchr(text, '='))
+            argp_error(state, "found %s, expected FIELD=VALUE", text);
+        loom_cli_run_argument(&to->run, text, state);
+        return 0;
+    case ARGP_KEY_END:
+        if (!to->hf)
+            argp_error(state, "--hf must be given");
+        if (!to->prompt == !to->tokens)
+            argp_error(state, "one of --prompt and --tokens must be given");
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* ---- the prompt ---- */
+
+/* "1,2,3" */
+static loom_status read_tokens(const char *text, int64_t *tokens, int64_t *count) {
+    for (const char *at = text;; at++) {
+        char *end;
+        errno = 0;
+        tokens[(*count)++] = strtoll(at, &end, 10);
+        if (errno || end == at || (*end != ',' && *end != '\0'))
+            return loom_fail(LOOM_ERR_ARGUMENT, "--tokens: found \"%.40s\", expected integers with commas between", at);
+        if (*end == '\0')
+            return LOOM_OK;
+        at = end;
+    }
+}
+
+static loom_status find_tokenizer(const char *directory, int64_t vocabulary, const loom_tokenizer **tokenizer) {
+    *tokenizer = loom_tokenizer_byte();
+    if (vocabulary == (*tokenizer)->vocab_size)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_UNSUPPORTED,
+        "not supported yet: %s: the tokenizer of a vocabulary of %lld (there is: byte, for a vocabulary of %lld); give "
+        "the prompt by --tokens",
+        directory, (long long)vocabulary, (long long)(*tokenizer)->vocab_size);
+}
+
+typedef struct generation_run {
+    const loom_run_config *config;
+    const loom_generate_options *options;
+    const loom_tokenizer *tokenizer; /* NULL: tokens in, tokens out */
+    loom_prompt prompt;
+    text_stream stream; /* of rank 0 */
+    bool begun;
+} generation_run;
+
+/* Room for a token a byte suffices for both forms of a prompt. *memory is to be freed, also after an error. */
+static loom_status read_prompt(arguments *given, generation_run *run, int64_t **memory) {
+    const char *text = given->prompt ? given->prompt : given->tokens;
+    size_t length = strlen(text), filled = 0;
+    int64_t *tokens = malloc((length + 1) * sizeof *tokens), count = 0;
+    *memory = tokens;
+    if (!tokens)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a prompt of %zu bytes", length);
+    if (given->tokens) {
+        LOOM_TRY(read_tokens(text, tokens, &count));
+    } else {
+        LOOM_TRY(find_tokenizer(given->hf, run->config->model.config.vocab_size, &run->tokenizer));
+        LOOM_TRY(run->tokenizer->encode(run->tokenizer->context, text, length, tokens, length, &filled));
+        count = (int64_t)filled;
+        if (count == 0)
+            return loom_fail(LOOM_ERR_ARGUMENT, "--prompt is empty: there is nothing to continue");
+        if (!given->stop_given)
+            given->options.stop_token = run->tokenizer->eod;
+    }
+    run->prompt = (loom_prompt){tokens, count};
+    return LOOM_OK;
+}
+
+/* ---- the run ---- */
+
+static loom_status write_text(generation_run *run, int64_t token) {
+    char bytes[256];
+    size_t count = 0;
+    LOOM_TRY(run->tokenizer->decode(run->tokenizer->context, &token, 1, bytes, sizeof bytes, &count));
+    if (count > sizeof bytes)
+        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: token %lld of %zu bytes, expected at most %zu",
+            (long long)token, count, sizeof bytes);
+    for (size_t i = 0; i < count; i++)
+        stream_byte(&run->stream, (unsigned char)bytes[i]);
+    return LOOM_OK;
+}
+
+static loom_status write_token(void *context, int64_t rows, const int64_t *tokens) {
+    generation_run *run = context;
+    (void)rows;
+    if (run->tokenizer)
+        LOOM_TRY(write_text(run, tokens[0]));
+    else
+        printf("%s%lld", run->begun ? "," : "", (long long)tokens[0]);
+    run->begun = true;
+    return fflush(stdout) == 0 ? LOOM_OK : loom_fail(LOOM_ERR_IO, "standard output cannot be written: %m");
+}
+
+static loom_status write_nothing(void *context, int64_t rows, const int64_t *tokens) {
+    (void)context;
+    (void)rows;
+    (void)tokens;
+    return LOOM_OK;
+}
+
+static loom_status generate(loom_rank *rank, void *argument) {
+    generation_run *run = argument;
+    loom_fabric *fabric;
+    loom_parallel *parallel = NULL;
+    LOOM_TRY(loom_cli_check_same(rank, run->config));
+    LOOM_TRY(loom_cli_fabric(rank, run->config, &fabric));
+    loom_status status = loom_cli_model(fabric, run->config, &parallel);
+    bool writes = loom_rank_index(rank) == 0;
+    if (!status)
+        status = loom_generate(parallel, &run->prompt, 1, run->options, writes ? write_token : write_nothing, run);
+    if (writes && run->begun) {
+        stream_end(&run->stream);
+        putchar('\n');
+    }
+    loom_parallel_destroy(parallel);
+    loom_fabric_destroy(fabric);
+    return status;
+}
+
+static loom_status load(const arguments *given, loom_run_config **config) {
+    enum { OWN = 4 };
+    char hf[4200];
+    const char **list = calloc((size_t)given->run.override_count + OWN, sizeof *list);
+    if (!list)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory");
+    snprintf(hf, sizeof hf, "model.hf=%s", given->hf);
+    list[0] = hf;
+    /* A run file's must; they have no part in generation. */
+    list[1] = "data.kind=mock";
+    list[2] = "steps=1";
+    list[3] = "optim.lr=1";
+    memcpy(list + OWN, given->run.overrides, (size_t)given->run.override_count * sizeof *list);
+    loom_status status = loom_run_config_load(NULL, list, given->run.override_count + OWN, config);
+    free(list);
+    return status;
+}
+
+static int run_arguments(arguments *given) {
+    loom_run_config *config = NULL;
+    int64_t *tokens = NULL;
+    generation_run run = {.options = &given->options};
+    loom_status status = load(given, &config);
+    run.config = config;
+    if (!status)
+        status = read_prompt(given, &run, &tokens);
+    int code = status ? loom_cli_fail(status) : loom_cli_run(config, generate, &run);
+    free(tokens);
+    loom_run_config_destroy(config);
+    return code;
+}
+
+int loom_cli_generate(int argc, char **argv) {
+    static const struct argp_option options[] = {{"hf", 'm', "DIR", 0, "Hugging Face directory of the model", 0},
+        {"prompt", 'p', "TEXT", 0, "Text to continue; for models with the byte vocabulary of 257 tokens", 0},
+        {"tokens", 't', "N,N,...", 0, "Tokens to continue; then tokens are written, not text", 0},
+        {"max-tokens", 'n', "N", 0, "Most tokens to write; 64 when not given", 0},
+        {"temperature", 'T', "X", 0, "0, the default: always the most likely token; above: drawn, the higher the freer",
+            0},
+        {"top-k", KEY_TOP_K, "K", 0, "Draw among the K most likely tokens; 0, the default: all", 0},
+        {"top-p", KEY_TOP_P, "P", 0, "Draw among the fewest tokens that reach this share; 1, the default: all", 0},
+        {"seed", 's', "N", 0, "Of the draws; 1234 when not given", 0},
+        {"stop", KEY_STOP, "TOKEN", 0,
+            "Token to end with; -1: none; with --prompt, the end of a document when not given", 0},
+        {0}};
+    static const struct argp argp = {options, take, "--hf DIR (--prompt TEXT | --tokens N,N,...) [FIELD=VALUE...]",
+        "Continues a text and writes what comes, without the prompt. FIELD=VALUE as in a run file, e.g. ranks=2 "
+        "strategy.tensor_model_parallel_size=2: the text is the same.",
+        NULL, NULL, NULL};
+    arguments given = {.options = loom_generate_options_default()};
+    loom_status status = loom_cli_run_arguments_create(argc, &given.run);
+    if (status)
+        return loom_cli_fail(status);
+    argp_err_exit_status = 2;
+    argp_parse(&argp, argc, argv, 0, NULL, &given);
+    int code = run_arguments(&given);
+    loom_cli_run_arguments_free(&given.run);
+    return code;
+}

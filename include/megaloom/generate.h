@@ -1,0 +1,63 @@
+/* Generation: tokens that follow a prompt, one position a step, with a cache of keys and values.
+ *
+ *     loom_generation_create → loop { loom_generation_next } → loom_generation_destroy
+ *
+ * Any tensor-parallel layout gives the same tokens on all its ranks. Greedy choice takes the largest logit, the smaller
+ * id of two that are equal. Otherwise a token is drawn with the probability softmax(logits / temperature), cut to the
+ * top_k most likely tokens and then to the fewest of them whose probabilities reach top_p of their sum. The draw adds
+ * to each token's logit / temperature a Gumbel number that is a function of (seed, row, position, token) and takes the
+ * largest sum, all in double. So another layout, whose logits differ by the rounding of its sums (about 1e-6 of their
+ * size), gives another token only where the two best sums, or a token on the edge of a cut, are nearer to each other
+ * than that: for each token about once in a hundred thousand. Rounding the logits would not make it rarer, only move
+ * the places; from the first such token on the texts differ. The same layout draws the same tokens again. */
+#ifndef MEGALOOM_GENERATE_H
+#define MEGALOOM_GENERATE_H
+
+#include <megaloom/strategy.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct loom_generation loom_generation;
+
+typedef struct loom_generate_options {
+    int64_t max_tokens; /* new tokens of a row, >= 1; default 64 */
+    double temperature; /* >= 0; 0 = greedy, whatever the next three say; default 0 */
+    int64_t top_k;      /* >= 0; 0, or more than the vocabulary, cuts nothing; default 0 */
+    double top_p;       /* in (0, 1]; 1 cuts nothing; default 1 */
+    uint64_t seed;      /* default 1234 */
+    int64_t stop_token; /* a row ends with it; negative = none; default -1 */
+} loom_generate_options;
+LOOM_API loom_generate_options loom_generate_options_default(void);
+
+typedef struct loom_prompt {
+    const int64_t *tokens; /* [length] */
+    int64_t length;        /* >= 1 */
+} loom_prompt;
+
+/* Checks the prompts and makes room for them and max_tokens more. `rows` prompts of one length are continued side by
+ * side; their number is part of the key of a draw, so that equal prompts give different texts. Prompts of different
+ * lengths are not supported yet. prompts is copied; options NULL = the defaults. The parallel is borrowed until the
+ * generation is destroyed, and its parameters must not change meanwhile; it must be of loom_gpt_create, and may be one
+ * that is being trained. Collective over the tensor group, whose members must ask for the same (checked); replicas of
+ * other data-parallel ranks may ask for something else. */
+LOOM_API loom_status loom_generation_create(loom_parallel *parallel, const loom_prompt *prompts, int64_t rows,
+    const loom_generate_options *options, loom_generation **generation);
+/* One more token of each row, [rows], valid until the next call; -1 for a row that has ended. LOOM_END when all rows
+ * have ended or have max_tokens. The first call reads the prompt. LOOM_ERR_NUMERIC when a logit is not finite. After
+ * another error than LOOM_END the generation can only be destroyed. Collective over the tensor group. */
+LOOM_API loom_status loom_generation_next(loom_generation *generation, const int64_t **tokens);
+/* Not collective. NULL is accepted. */
+LOOM_API void loom_generation_destroy(loom_generation *generation);
+
+/* Receives the tokens [rows] of a step, on every rank. LOOM_END from all ranks ends the generation without an error. */
+typedef loom_status (*loom_token_function)(void *context, int64_t rows, const int64_t *tokens);
+/* All of it: create, next up to the end, destroy. Collective over the tensor group. */
+LOOM_API loom_status loom_generate(loom_parallel *parallel, const loom_prompt *prompts, int64_t rows,
+    const loom_generate_options *options, loom_token_function receive, void *context);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,21 @@
+/* A model that reads rows of tokens piece by piece and tells, after each piece, the logits of what comes next. */
+#ifndef MODEL_DECODER_H
+#define MODEL_DECODER_H
+
+#include <megaloom/module.h>
+
+typedef struct loom__decoder loom__decoder;
+
+/* For b rows of at most `capacity` positions together with what it will be given. The module (borrowed) must be of
+ * loom__gpt_create and materialized. Not collective. */
+loom_status loom__decoder_create(const loom_module *module, int64_t b, int64_t capacity, loom__decoder **decoder);
+void loom__decoder_destroy(loom__decoder *decoder); /* NULL is accepted */
+
+/* Reads the next s tokens of each row, [b, s], legal ids; gives the logits [b, v] behind them (without padding), the
+ * same on every rank. After an error the decoder must not be used again. Collective over the tensor group. */
+loom_status loom__decoder_read(loom__decoder *decoder, int64_t *tokens, int64_t s, float *logits);
+
+/* Positions that a model has: INT32_MAX where it has no limit of its own. */
+int64_t loom__decoder_positions(const loom_module *module);
+
+#endif
