@@ -128,7 +128,7 @@ static loom_status encode_document(work *job, const char *path, const loom__mapp
     LOOM_TRY(tokenizer->encode(
         tokenizer->context, (const char *)text->data, text->bytes, job->tokens, job->capacity - 1, &count));
     job->result.bytes += (int64_t)text->bytes;
-    if (count == 0) {
+    if (count == 0 || text->bytes == 0) { /* a tokenizer's begin of text alone is no document */
         job->result.empty++;
         return LOOM_OK;
     }

@@ -722,12 +722,12 @@ static bool can_cut_at_spaces(const loom__tokenizer_json *made) {
     if (!bpe->by_character || bpe->whole_words_first || id == LOOM__NO_TOKEN || id == bpe->unknown)
         return false;
     for (uint32_t i = 0; i < bpe->ids; i++) {
+        if (!bpe->pieces[i].found_by_text)
+            continue;
         const char *text = bpe->pieces[i].text, *end = text + bpe->pieces[i].bytes, *at = text;
-        while (bpe->pieces[i].found_by_text && (at = memmem(at, (size_t)(end - at), space, 3)) != NULL) {
+        for (; (at = memmem(at, (size_t)(end - at), space, 3)) != NULL; at += 3)
             if (at - text >= 3 ? memcmp(at - 3, space, 3) != 0 : at > text)
                 return false;
-            at += 3;
-        }
     }
     return true;
 }

@@ -92,6 +92,8 @@ static loom_status compose(const char *text, size_t bytes, loom__buffer *out) {
 /* Each `pattern` becomes `content`. */
 static loom_status replace(
     const loom__affix *pattern, const loom__affix *content, const char *text, size_t bytes, loom__buffer *out) {
+    if (bytes == 0)
+        return LOOM_OK;
     const char *end = text + bytes;
     for (;;) {
         const char *found = memmem(text, (size_t)(end - text), pattern->text, pattern->bytes);
