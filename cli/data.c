@@ -22,7 +22,9 @@ static const struct argp_option preprocess_options[] = {
     {"input", OPTION_INPUT, "PATH", 0, "A text file, or a directory to search; more PATHs may follow", 0},
     {"output-prefix", OPTION_OUTPUT, "PREFIX", 0, "Write PREFIX.bin and PREFIX.idx", 0},
     {"suffix", OPTION_SUFFIX, "SUFFIX", 0, "Of a directory take only the files that end so, such as .pod", 0},
-    {"tokenizer", OPTION_TOKENIZER, "NAME", 0, "byte (the default): bytes are tokens, 256 ends a document", 0},
+    {"tokenizer", OPTION_TOKENIZER, "NAME", 0,
+        "byte (the default): bytes are tokens, 256 ends a document; or the path of a tokenizer.json, or its directory",
+        0},
     {0},
 };
 
@@ -70,12 +72,14 @@ static loom_status make_folder_of(const char *prefix) {
 }
 
 static int run_preprocess(const preprocess_arguments *arguments) {
-    const loom_tokenizer *tokenizer;
-    loom_status status = loom_tokenizer_find(arguments->tokenizer, &tokenizer);
+    loom_tokenizer *tokenizer = NULL;
+    loom_status status = loom_tokenizer_open(arguments->tokenizer, &tokenizer);
     if (status == LOOM_OK)
         status = make_folder_of(arguments->output_prefix);
-    if (status != LOOM_OK)
+    if (status != LOOM_OK) {
+        loom_tokenizer_destroy(tokenizer);
         return loom_cli_fail(status);
+    }
     bool terminal = isatty(fileno(stderr));
     const loom_data_preprocess_config config = {.inputs = arguments->inputs,
         .input_count = arguments->input_count,
@@ -85,6 +89,7 @@ static int run_preprocess(const preprocess_arguments *arguments) {
         .progress = terminal ? show_progress : NULL};
     loom_data_preprocess_result result;
     status = loom_data_preprocess_text(&config, &result);
+    loom_tokenizer_destroy(tokenizer);
     if (terminal)
         fprintf(stderr, "\n");
     if (status != LOOM_OK)
@@ -121,7 +126,7 @@ typedef struct show_arguments {
 
 static const struct argp_option show_options[] = {
     {"document", OPTION_DOCUMENT, "N", 0, "Print document N (default 0)", 0},
-    {"tokenizer", OPTION_TOKENIZER, "NAME", 0, "byte (the default): how tokens become text", 0},
+    {"tokenizer", OPTION_TOKENIZER, "NAME", 0, "byte (the default) or a path: how tokens become text", 0},
     {0},
 };
 
@@ -203,19 +208,22 @@ static loom_status print_document(const loom_indexed *set, const loom_tokenizer 
 }
 
 static int run_show(const show_arguments *arguments) {
-    const loom_tokenizer *tokenizer;
+    loom_tokenizer *tokenizer = NULL;
     loom_indexed *set;
-    loom_status status = loom_tokenizer_find(arguments->tokenizer, &tokenizer);
+    loom_status status = loom_tokenizer_open(arguments->tokenizer, &tokenizer);
     if (status == LOOM_OK)
         status = loom_indexed_open(arguments->prefix, &set);
-    if (status != LOOM_OK)
+    if (status != LOOM_OK) {
+        loom_tokenizer_destroy(tokenizer);
         return loom_cli_fail(status);
+    }
     print_header(set);
     bool has_text = loom_indexed_dtype(set) != LOOM_F32 && loom_indexed_dtype(set) != LOOM_F64;
     if (has_text && (loom_indexed_documents(set) > 0 || arguments->document > 0))
         status = print_document(set, tokenizer, arguments->document);
     fflush(stdout);
     loom_indexed_close(set);
+    loom_tokenizer_destroy(tokenizer);
     return status == LOOM_OK ? 0 : loom_cli_fail(status);
 }
 
@@ -238,7 +246,8 @@ int loom_cli_data(int argc, char **argv) {
         return show(argc - 1, argv + 1);
     bool help = argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-?") == 0);
     fprintf(help ? stdout : stderr,
-        "%sUsage: megaloom data preprocess --input PATH… --output-prefix PREFIX [--suffix .pod] [--tokenizer byte]\n"
+        "%sUsage: megaloom data preprocess --input PATH… --output-prefix PREFIX [--suffix .pod] [--tokenizer "
+        "byte|PATH]\n"
         "       megaloom data show PREFIX [--document N]\n",
         help       ? ""
         : argc < 2 ? "megaloom: data: a verb is missing\n"

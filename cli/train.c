@@ -42,6 +42,23 @@ static loom_status training_samples(const training *t, int64_t *samples) {
     return LOOM_OK;
 }
 
+/* The tokens of data.path are of data.tokenizer, so the model must have a row for each of them. */
+static loom_status check_tokenizer(const loom_run_config *config) {
+    int64_t vocab_size = config->model.config.vocab_size;
+    if (vocab_size == 0 || strcmp(config->data.kind, "gpt") != 0 || strcmp(config->data.tokenizer, "byte") == 0)
+        return LOOM_OK;
+    loom_tokenizer *tokenizer;
+    loom_status status = loom_tokenizer_open(config->data.tokenizer, &tokenizer);
+    if (status)
+        return loom_fail_context(status, "data.tokenizer: ");
+    if (tokenizer->vocab_size > vocab_size)
+        status = loom_fail(LOOM_ERR_CONFIG,
+            "data.tokenizer: %s has %lld tokens, model.vocab_size is %lld, expected at least as many", tokenizer->name,
+            (long long)tokenizer->vocab_size, (long long)vocab_size);
+    loom_tokenizer_destroy(tokenizer);
+    return status;
+}
+
 static loom_status open_gpt(training *t) {
     const loom_run_config *config = t->config;
     const loom_data_config *data = &config->data;
@@ -291,6 +308,11 @@ int loom_cli_train(int argc, char **argv) {
     loom_cli_run_arguments_free(&given);
     if (status)
         return loom_cli_fail(status);
+    status = check_tokenizer(config);
+    if (status) {
+        loom_run_config_destroy(config);
+        return loom_cli_fail(status);
+    }
     /* Whoever stops reading the progress does not stop the training. */
     signal(SIGPIPE, SIG_IGN);
     int code = loom_cli_run(config, train, config);

@@ -28,19 +28,27 @@ extern "C" {
 
 /* ---- Tokenizers ---- */
 
-/* A tokenizer is a struct of functions; bring your own, or take the byte tokenizer. */
+/* A tokenizer is a struct of functions; bring your own, take the byte tokenizer, or open a tokenizer.json. It is
+ * read-only: any number of threads may encode and decode at once. */
 typedef struct loom_tokenizer {
     const char *name;
     void *context;
     int64_t vocab_size; /* ids are in [0, vocab_size) */
     int64_t eod;        /* end of document; -1 = none */
-    /* Tokens of text[0, bytes): writes *count <= capacity ids. capacity >= bytes always suffices. */
+    int64_t bos;        /* begin of text; -1 = none. Where it belongs before a text, encode puts it there itself */
+    int64_t tokens_per_byte, tokens_around; /* see loom_tokenizer_room; 0 tokens per byte are read as 1 */
+    /* Tokens of text[0, bytes): writes *count <= capacity ids. loom_tokenizer_room says which capacity always suffices;
+     * too little is LOOM_ERR_ARGUMENT, and so is, but for the byte tokenizer, a text that is not UTF-8 (with the
+     * offset). */
     loom_status (*encode)(
         void *context, const char *text, size_t bytes, int64_t *tokens, size_t capacity, size_t *count);
     /* Text of tokens[0, count), without a final NUL: writes *bytes <= capacity; *bytes is the length it would need when
-     * the capacity is too small (nothing is written then). The end-of-document token becomes nothing. */
+     * the capacity is too small (nothing is written then). The end-of-document token and other special tokens become
+     * nothing. Decoding more tokens only appends to the text of fewer, so a stream may print what is new; a character
+     * may be split over two tokens. */
     loom_status (*decode)(
         void *context, const int64_t *tokens, size_t count, char *text, size_t capacity, size_t *bytes);
+    void (*destroy)(void *context); /* of an opened tokenizer; may be NULL */
 } loom_tokenizer;
 
 enum { LOOM_BYTE_VOCABULARY = 257 }; /* tokens of the byte tokenizer */
@@ -48,6 +56,18 @@ enum { LOOM_BYTE_VOCABULARY = 257 }; /* tokens of the byte tokenizer */
 LOOM_API const loom_tokenizer *loom_tokenizer_byte(void);
 /* The built-in tokenizer of that name ("byte"); any other is LOOM_ERR_UNSUPPORTED naming what there is. */
 LOOM_API loom_status loom_tokenizer_find(const char *name, const loom_tokenizer **tokenizer);
+
+/* Opens "byte", or a Hugging Face tokenizer.json by its path or that of its directory: byte-level BPE (GPT-2, Llama 3,
+ * Qwen) and SentencePiece's BPE (Llama 2, Mistral, Gemma). Ids are those of the `tokenizers` package with special
+ * tokens, so that a template's begin of text is put first. What the package would do otherwise is refused when it is
+ * opened (LOOM_ERR_UNSUPPORTED, with the place in the file). Decoded bytes are given as they are, also those that are
+ * no UTF-8 (the package writes U+FFFD). eod and bos are the eos_token and bos_token of tokenizer_config.json or
+ * special_tokens_map.json beside the file, else a token of a known name. */
+LOOM_API loom_status loom_tokenizer_open(const char *name, loom_tokenizer **tokenizer);
+/* Only for what loom_tokenizer_open made; NULL is accepted. */
+LOOM_API void loom_tokenizer_destroy(loom_tokenizer *tokenizer);
+/* The most tokens that a text of so many bytes can have: bytes * tokens_per_byte + tokens_around, at most SIZE_MAX. */
+LOOM_API size_t loom_tokenizer_room(const loom_tokenizer *tokenizer, size_t bytes);
 
 /* ---- Indexed datasets: PREFIX.idx and PREFIX.bin ---- */
 

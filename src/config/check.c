@@ -152,7 +152,10 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
     if (model.seq_length == 0)
         missing(faults, "model.seq_length", "an integer >= 1");
     if (model.vocab_size == 0)
-        missing(faults, "model.vocab_size", "an integer >= 1");
+        missing(faults, "model.vocab_size",
+            config->data.tokenizer && strcmp(config->data.tokenizer, "byte") != 0
+                ? "at least as many as data.tokenizer has tokens"
+                : "an integer >= 1");
     int64_t tp = strategy->tensor_model_parallel_size;
     if (faults->count == before)
         add_part(faults, loom__model_config_complete(&model, tp, strategy->sequence_parallel && tp > 1));

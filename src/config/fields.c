@@ -88,7 +88,6 @@ static const loom__choice precisions[] = {{.name = "32"}, {.name = "fp32", .mean
 
 static const loom__choice data_kinds[] = {
     {.name = "gpt"}, {.name = "fixed"}, {.name = "mock"}, {.name = "finetune", .not_built = "fine-tuning datasets"}};
-static const loom__choice tokenizers[] = {{.name = "byte"}};
 static const loom__choice samplers[] = {{.name = "single"}, {.name = "cyclic", .not_built = "the sampler"},
     {.name = "batch", .not_built = "the sampler"}, {.name = "random_batch", .not_built = "the sampler"}};
 
@@ -147,7 +146,7 @@ const loom__field loom__fields[] = {
     INT("model.max_position_embeddings", model.config.max_position_embeddings, "null", NULLABLE, FROM(1), OF_HF,
         DOC("(hf) rows of the learned positions; null: seq_length")),
     INT("model.vocab_size", model.config.vocab_size, "null", NULLABLE, FROM(1), OF_HF,
-        DOC("(hf) v; null: from the tokenizer")),
+        DOC("(hf) v; null: 257, of the byte tokenizer; must be given for any other")),
     INT("model.make_vocab_size_divisible_by", model.config.make_vocab_size_divisible_by, "128", FROM(1),
         DOC("vocabulary rows are padded to a multiple of this times the tensor size")),
     INT("model.padded_vocab_size", model.config.padded_vocab_size, "null", NULLABLE, FROM(1),
@@ -369,7 +368,8 @@ const loom__field loom__fields[] = {
         .nullable = true,
         .doc = "a prefix, or weights and prefixes in turn: [0.7, books, 0.3, web]"},
     EXPAND(STRING, DATA(split), "969,30,1", DOC("shares of training, validation and test documents")),
-    EXPAND(CHOICE, DATA(tokenizer), "byte", tokenizers, DOC("byte: 256 bytes and an end of document")),
+    EXPAND(STRING, DATA(tokenizer), "byte",
+        DOC("byte: 256 bytes and an end of document; or the path of a tokenizer.json or of its directory")),
     EXPAND(INT, DATA(micro_batch_size), "1", FROM(1), DOC("samples a rank takes at once")),
     EXPAND(INT, DATA(global_batch_size), "null", NULLABLE, FROM(1),
         DOC("samples a step; null: micro_batch_size data-parallel ranks, or the fixed file's")),

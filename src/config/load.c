@@ -348,8 +348,9 @@ static void finish_fields(loader *load) {
             loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s%s: decided by model.hf; leave one of the two out",
                 place, field->path);
     }
-    if (config->model.config.architecture && !config->model.hf && config->model.config.vocab_size == 0)
-        config->model.config.vocab_size = LOOM_BYTE_VOCABULARY; /* there is no other tokenizer yet */
+    if (config->model.config.architecture && !config->model.hf && config->model.config.vocab_size == 0 &&
+        config->data.tokenizer && strcmp(config->data.tokenizer, "byte") == 0)
+        config->model.config.vocab_size = LOOM_BYTE_VOCABULARY;
 }
 
 static loom_status read_file(const char *path, size_t limit, char **text, size_t *length) {

@@ -114,9 +114,10 @@ typedef struct work {
 } work;
 
 static loom_status encode_document(work *job, const char *path, const loom__mapping *text) {
-    size_t wanted = text->bytes + 1; /* and the end of document */
+    size_t room = loom_tokenizer_room(job->tokenizer, text->bytes);
+    size_t wanted = room < SIZE_MAX ? room + 1 : room; /* and the end of document */
     if (wanted > job->capacity) {
-        int64_t *tokens = wanted > SIZE_MAX / 8 ? NULL : realloc(job->tokens, wanted * sizeof *tokens);
+        int64_t *tokens = wanted > PTRDIFF_MAX / sizeof *tokens ? NULL : realloc(job->tokens, wanted * sizeof *tokens);
         if (!tokens)
             return no_memory(path);
         job->tokens = tokens;
@@ -127,7 +128,7 @@ static loom_status encode_document(work *job, const char *path, const loom__mapp
     LOOM_TRY(tokenizer->encode(
         tokenizer->context, (const char *)text->data, text->bytes, job->tokens, job->capacity - 1, &count));
     job->result.bytes += (int64_t)text->bytes;
-    if (count == 0) {
+    if (count == 0 || text->bytes == 0) { /* a tokenizer's begin of text alone is no document */
         job->result.empty++;
         return LOOM_OK;
     }

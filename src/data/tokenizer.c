@@ -38,6 +38,7 @@ const loom_tokenizer *loom_tokenizer_byte(void) {
     static const loom_tokenizer byte = {.name = "byte",
         .vocab_size = LOOM_BYTE_VOCABULARY,
         .eod = BYTE_EOD,
+        .bos = -1,
         .encode = byte_encode,
         .decode = byte_decode};
     return &byte;

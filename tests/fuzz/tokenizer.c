@@ -1,0 +1,45 @@
+/* Fuzzes the reader of tokenizer.json. What opens is used: a text of many kinds of characters, cut out of the file
+ * itself, becomes tokens that the vocabulary has and no more than were announced; and their text is written as it was
+ * counted. */
+#include "data/tokenizer_json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+static void use(loom__tokenizer_json *json, const char *text, size_t bytes) {
+    int64_t per_byte, extra;
+    loom__tokenizer_json_room(json, &per_byte, &extra);
+    size_t room = (size_t)per_byte * bytes + (size_t)extra, count = 0, wanted = 0, made = 0;
+    if (room > 1 << 20)
+        return;
+    int64_t *tokens = malloc((room + 1) * sizeof *tokens);
+    if (tokens && loom__tokenizer_json_encode(json, text, bytes, tokens, room, &count) == LOOM_OK) {
+        if (loom__tokenizer_json_decode(json, tokens, count, NULL, 0, &wanted) != LOOM_OK)
+            abort();
+        char *decoded = malloc(wanted + 1);
+        if (decoded &&
+            (loom__tokenizer_json_decode(json, tokens, count, decoded, wanted, &made) != LOOM_OK || made != wanted))
+            abort();
+        free(decoded);
+    } else if (tokens && strstr(loom_error_message(), "there is room for")) {
+        abort();
+    }
+    free(tokens);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
+    static const char mixed[] = " a  b<s></s>\n\tI'm 123 e\xcc\x81 \xe2\x96\x81x \xf0\x9f\x99\x82\xe4\xbd\xa0 <0x0A>";
+    loom__tokenizer_json *json;
+    if (loom__tokenizer_json_read("fuzz", (const char *)data, bytes, &json) != LOOM_OK) {
+        if (!*loom_error_message())
+            abort();
+        return 0;
+    }
+    use(json, mixed, sizeof mixed - 1);
+    use(json, (const char *)data, bytes < 512 ? bytes : 512);
+    use(json, "", 0);
+    loom__tokenizer_json_free(json);
+    return 0;
+}

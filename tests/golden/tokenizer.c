@@ -1,0 +1,92 @@
+/* Golden tokenizers: ids and decoded texts of the `tokenizers` package, one folder with tokenizer.json and cases.json
+ * for each kind. */
+#include "support/golden.h"
+
+#include <megaloom/data.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+enum { LONGEST = 1 << 14 };
+
+typedef struct counts {
+    int ran, left_out;
+} counts;
+
+static void check_case(const loom_tokenizer *tokenizer, const json_t *entry, const char *id) {
+    static int64_t tokens[16 * LONGEST];
+    static char text[16 * LONGEST];
+    const json_t *given = json_object_get(entry, "text"), *ids = json_object_get(entry, "ids"),
+                 *decoded = json_object_get(entry, "decoded");
+    size_t bytes = json_string_length(given), count = 0, made = 0;
+    size_t room = loom_tokenizer_room(tokenizer, bytes);
+    assert_true(room <= sizeof tokens / sizeof *tokens);
+    if (tokenizer->encode(tokenizer->context, json_string_value(given), bytes, tokens, room, &count) != LOOM_OK)
+        fail_msg("%s: %s", id, loom_error_message());
+    for (size_t i = 0; i < count || i < json_array_size(ids); i++) {
+        long long wanted = i < json_array_size(ids) ? json_integer_value(json_array_get(ids, i)) : -1;
+        long long found = i < count ? tokens[i] : -1;
+        if (wanted != found)
+            fail_msg("%s: token %zu is %lld, expected %lld", id, i, found, wanted);
+    }
+    if (tokenizer->decode(tokenizer->context, tokens, count, text, sizeof text, &made) != LOOM_OK)
+        fail_msg("%s: %s", id, loom_error_message());
+    decoded = decoded ? decoded : given;
+    if (!json_is_null(decoded) &&
+        (made != json_string_length(decoded) || memcmp(text, json_string_value(decoded), made) != 0))
+        fail_msg("%s: decodes to '%.*s', expected '%s'", id, (int)made, text, json_string_value(decoded));
+    /* What a stream prints: the text of fewer tokens is a beginning of the whole. */
+    static char shorter[sizeof text];
+    for (size_t i = 0, last = 0, part = 0; i < count && i < 64; i++, last = part) {
+        assert_int_equal(tokenizer->decode(tokenizer->context, tokens, i, shorter, sizeof shorter, &part), LOOM_OK);
+        if (part < last || part > made || memcmp(shorter, text, part) != 0)
+            fail_msg("%s: the text of %zu tokens is no beginning of the whole", id, i);
+    }
+}
+
+static void check_folder(const char *cases, counts *counted) {
+    char path[4096], id[4200];
+    snprintf(path, sizeof path, "%.*s", (int)(strrchr(cases, '/') - cases), cases);
+    loom_tokenizer *tokenizer;
+    loom_status status = loom_tokenizer_open(path, &tokenizer);
+    if (status == LOOM_ERR_UNSUPPORTED) {
+        assert_non_null(strstr(loom_error_message(), "not supported yet"));
+        counted->left_out++;
+        return;
+    }
+    if (status != LOOM_OK)
+        fail_msg("%s", loom_error_message());
+    json_t *root = json_load_file(cases, JSON_ALLOW_NUL, NULL), *entry;
+    assert_non_null(root);
+    size_t i;
+    json_array_foreach(json_object_get(root, "cases"), i, entry) {
+        snprintf(id, sizeof id, "%s: case %zu '%.40s'", path, i, golden_string(entry, "text", "?"));
+        check_case(tokenizer, entry, id);
+        counted->ran++;
+    }
+    json_decref(root);
+    loom_tokenizer_destroy(tokenizer);
+}
+
+static void ids_and_texts_are_those_of_the_tokenizers_package(void **state) {
+    (void)state;
+    counts counted = {0};
+    glob_t files = golden_glob("tokenizer/*/cases.json");
+    for (size_t i = 0; i < files.gl_pathc; i++)
+        check_folder(files.gl_pathv[i], &counted);
+    globfree(&files);
+    print_message(
+        "tokenizer: %d cases ran, %d tokenizers left out (not supported yet)\n", counted.ran, counted.left_out);
+    if (counted.ran == 0 && getenv("MEGALOOM_GOLDEN"))
+        skip();
+    assert_true(counted.ran > 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ids_and_texts_are_those_of_the_tokenizers_package),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
