@@ -13,6 +13,9 @@ CMAKE_OPTIONS ?=
 DATA ?=
 # Seconds that `make fuzz` gives each reader.
 FUZZ_SECONDS ?= 60
+# Where `make install` puts everything; DESTDIR, as packagers know it, comes in front.
+PREFIX ?= /usr/local
+DESTDIR ?=
 # Which tests `make test` runs, and how (any options of ctest).
 TESTS ?=
 
@@ -37,7 +40,7 @@ endef
 .NOTPARALLEL:
 
 .PHONY: all test test-long check check-format check-arrows check-code sanitize sanitize-threads fuzz demo demo-long \
-        format clean help install-build install-check
+        install uninstall format clean help install-build install-check
 
 all: install-build ## build into build/; the command is build/megaloom
 	@$(call configure,$(BUILD),$(CMAKE_OPTIONS))
@@ -85,6 +88,12 @@ demo: all ## train a small Llama on the Perl manuals, or on DATA=path/to/texts
 
 demo-long: all ## the same for about 20 minutes
 	@tools/run-demo $(BUILD) examples/demo-long.yaml "$(DATA)"
+
+install: all ## put headers, libraries, the command and its manual below PREFIX (/usr/local)
+	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix "$(PREFIX)"
+
+uninstall: ## remove what install put below PREFIX
+	@tools/uninstall "$(DESTDIR)$(PREFIX)"
 
 format: install-check ## lay all C files out as .clang-format says
 	@tools/check-format --fix
