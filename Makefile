@@ -13,6 +13,9 @@ CMAKE_OPTIONS ?=
 DATA ?=
 # Seconds that `make fuzz` gives each reader.
 FUZZ_SECONDS ?= 60
+# Where `make install` puts everything; DESTDIR, as packagers know it, comes in front.
+PREFIX ?= /usr/local
+DESTDIR ?=
 # Which tests `make test` runs, and how (any options of ctest).
 TESTS ?=
 
@@ -30,24 +33,24 @@ FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 # build.ninja is there after a configuration that worked; from then on ninja configures again when it has to.
 define configure
-test -f $(1)/build.ninja || cmake -S . -B $(1) -G Ninja $(2)
+test -f "$(1)/build.ninja" || cmake -S . -B "$(1)" -G Ninja $(2)
 endef
 
 # Each target is one line of commands that use all cores by themselves.
 .NOTPARALLEL:
 
 .PHONY: all test test-long check check-format check-arrows check-code sanitize sanitize-threads fuzz demo demo-long \
-        format clean help install-build install-check
+        install uninstall format clean help install-build install-check
 
 all: install-build ## build into build/; the command is build/megaloom
 	@$(call configure,$(BUILD),$(CMAKE_OPTIONS))
-	@cmake --build $(BUILD) --parallel $(JOBS)
+	@cmake --build "$(BUILD)" --parallel $(JOBS)
 
 test: all ## build, then run the tests (TESTS='-R layout' narrows them)
-	@$(CTEST) --test-dir $(BUILD) --no-tests=error -LE '^long$$' $(TESTS)
+	@$(CTEST) --test-dir "$(BUILD)" --no-tests=error -LE '^long$$' $(TESTS)
 
 test-long: all ## the same with the tests that take minutes
-	@$(CTEST) --test-dir $(BUILD) --no-tests=error $(TESTS)
+	@$(CTEST) --test-dir "$(BUILD)" --no-tests=error $(TESTS)
 
 check: check-format check-arrows check-code ## format, arrows between folders, cppcheck
 
@@ -81,16 +84,22 @@ fuzz: install-check install-build ## each reader of files for a minute of random
 	@LSAN_OPTIONS=suppressions=$(LEAK_LIST):print_suppressions=0 tools/run-fuzzers build-fuzz $(FUZZ_SECONDS)
 
 demo: all ## train a small Llama on the Perl manuals, or on DATA=path/to/texts
-	@tools/run-demo $(BUILD) examples/demo.yaml "$(DATA)"
+	@tools/run-demo "$(BUILD)" examples/demo.yaml "$(DATA)"
 
 demo-long: all ## the same for about 20 minutes
-	@tools/run-demo $(BUILD) examples/demo-long.yaml "$(DATA)"
+	@tools/run-demo "$(BUILD)" examples/demo-long.yaml "$(DATA)"
+
+install: all ## put headers, libraries, the command and its manual below PREFIX (/usr/local)
+	@DESTDIR="$(DESTDIR)" cmake --install "$(BUILD)" --prefix "$(PREFIX)"
+
+uninstall: ## remove what install put below PREFIX
+	@tools/uninstall "$(DESTDIR)$(PREFIX)"
 
 format: install-check ## lay all C files out as .clang-format says
 	@tools/check-format --fix
 
 clean: ## remove the build folders
-	rm -rf $(BUILD) build-asan build-tsan build-fuzz
+	rm -rf "$(BUILD)" build-asan build-tsan build-fuzz
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
