@@ -3,8 +3,9 @@
 #define RUNTIME_RANK_H
 
 #include "comm/comm.h"
-#include <megaloom/rank.h>
+#include <megaloom/profile.h>
 
+struct loom__profiler;  /* of profile.c in this room */
 struct loom__allocator; /* of the allocator in this room; made on first use, ended with the rank */
 
 struct loom_rank {
@@ -14,7 +15,8 @@ struct loom_rank {
     loom_team *team;
     const loom_kernels *kernels;
     struct loom__allocator *allocator;
-    int64_t tapes; /* made so far: the number of the newest */
+    struct loom__profiler *profiler; /* NULL = not measured */
+    int64_t tapes;                   /* made so far: the number of the newest */
     loom_run_options options;
 };
 
@@ -27,6 +29,11 @@ void loom__rank_close(loom_rank *rank);
 
 /* Moves the rank's outstanding operations on; to be called now and then in long computations. */
 void loom__rank_progress(loom_rank *rank);
+
+/* From now on the rank's time is the phase's; returns the phase before, which the caller sets again at its end. */
+loom_profile_phase loom__profile_phase(loom_rank *rank, loom_profile_phase phase);
+/* Ends the measurement, if there is one, and frees it. */
+void loom__profile_drop(loom_rank *rank);
 
 /* Runs the rank's function and looks for forgotten requests; then publishes that the rank has ended. On failure *text
  * (LOOM__MESSAGE bytes) says which rank, what it had finished, and what it was doing. */
