@@ -11,6 +11,8 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CMAKE_OPTIONS ?=
 # Texts for the demo: a folder, one document a file. Without it, the Perl manuals of the Debian package perl-doc.
 DATA ?=
+# A Python environment with torch, for `make bench-torch`; made outside the tree.
+VENV ?=
 # Seconds that `make fuzz` gives each reader.
 FUZZ_SECONDS ?= 60
 # Which tests `make test` runs, and how (any options of ctest).
@@ -37,7 +39,7 @@ endef
 .NOTPARALLEL:
 
 .PHONY: all test test-long check check-format check-arrows check-code sanitize sanitize-threads fuzz demo demo-long \
-        format clean help install-build install-check
+        bench bench-torch format clean help install-build install-check
 
 all: install-build ## build into build/; the command is build/megaloom
 	@$(call configure,$(BUILD),$(CMAKE_OPTIONS))
@@ -85,6 +87,15 @@ demo: all ## train a small Llama on the Perl manuals, or on DATA=path/to/texts
 
 demo-long: all ## the same for about 20 minutes
 	@tools/run-demo $(BUILD) examples/demo-long.yaml "$(DATA)"
+
+bench: all ## the speed of training, as a table and BUILD/bench-train.json (ROUNDS=3, MODELS="small gpt2")
+	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_train
+	@bench/run-train $(BUILD)
+
+bench-torch: all ## the same beside PyTorch from VENV=path/to/venv
+	@test -x "$(VENV)/bin/python" || { echo "bench-torch: give VENV=path, a Python environment with torch" >&2; exit 2; }
+	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_train
+	@bench/run-train $(BUILD) "$(VENV)/bin/python"
 
 format: install-check ## lay all C files out as .clang-format says
 	@tools/check-format --fix
