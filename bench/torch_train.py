@@ -53,7 +53,7 @@ class GPT(nn.Module):
         for layer in self.layers:
             x = layer(x)
         logits = self.norm(x) @ self.words.weight.t()  # the head is tied
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.reshape(-1))
 
 
 def peak_of_process():
