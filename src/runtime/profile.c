@@ -10,14 +10,13 @@
 typedef struct loom__profiler profiler;
 
 struct loom__profiler {
-    loom_rank *rank;
     const loom_kernels *kernels; /* those that do the work */
     loom__comm_watch watch;
     loom_profile_phase phase;
     loom_profile_entry *entries;
     int64_t count, capacity;
     int64_t current; /* entry that the time goes to */
-    int64_t outer;   /* the one before a collective, which may be inside a kernel's */
+    int64_t outer;   /* the one before the collective that is entered */
     uint64_t began, last;
 };
 
@@ -230,17 +229,16 @@ static int64_t width(loom_activation act, int64_t f) {
         (loom_team * team, int64_t count, const loom_adamw *adamw, const float *d_w, float *w, float *m, float *v),    \
         (team, count, adamw, d_w, w, m, v), 0, floats(7 * (double)count))
 
-/* The caller may be in a collective's entry or in none; it is put back. */
 typedef struct visit {
     profiler *profiler;
-    int64_t entry, before;
+    int64_t before; /* the entry that gets the time again afterwards */
 } visit;
 
 static visit begin_kernel(const loom_team *team, const char *name, double flops, double bytes) {
     profiler *p = loom__team_watcher(team);
     int64_t entry = entry_of(p, name, "");
     count_call(p, entry, flops, bytes);
-    return (visit){p, entry, go_to(p, entry)};
+    return (visit){p, go_to(p, entry)};
 }
 
 static void end_kernel(const visit *v) {
@@ -308,8 +306,7 @@ loom_status loom_profile_begin(loom_rank *rank) {
     }
     for (int i = 0; i < LOOM_PROFILE_PHASE_COUNT; i++)
         entries[REST + i] = (loom_profile_entry){.phase = (loom_profile_phase)i, .operation = "rest"};
-    *p = (profiler){.rank = rank,
-        .kernels = rank->kernels,
+    *p = (profiler){.kernels = rank->kernels,
         .watch = {p, enter_operation, leave_operation},
         .entries = entries,
         .count = LOOM_PROFILE_PHASE_COUNT,
