@@ -11,6 +11,8 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CMAKE_OPTIONS ?=
 # Texts for the demo: a folder, one document a file. Without it, the Perl manuals of the Debian package perl-doc.
 DATA ?=
+# A Python environment with torch, for `make bench-torch`; made outside the tree.
+VENV ?=
 # Seconds that `make fuzz` gives each reader.
 FUZZ_SECONDS ?= 60
 # Where `make install` puts everything; DESTDIR, as packagers know it, comes in front.
@@ -40,7 +42,7 @@ endef
 .NOTPARALLEL:
 
 .PHONY: all test test-long check check-format check-arrows check-code sanitize sanitize-threads fuzz demo demo-long \
-        install uninstall format clean help install-build install-check
+        install uninstall bench bench-torch format clean help install-build install-check
 
 all: install-build ## build into build/; the command is build/megaloom
 	@$(call configure,$(BUILD),$(CMAKE_OPTIONS))
@@ -94,6 +96,15 @@ install: all ## put headers, libraries, the command and its manual below PREFIX 
 
 uninstall: ## remove what install put below PREFIX
 	@tools/uninstall "$(DESTDIR)$(PREFIX)"
+
+bench: all ## the speed of training, as a table and BUILD/bench-train.json (ROUNDS=3, MODELS="small gpt2")
+	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_train
+	@bench/run-train $(BUILD)
+
+bench-torch: all ## the same beside PyTorch from VENV=path/to/venv
+	@test -x "$(VENV)/bin/python" || { echo "bench-torch: give VENV=path, a Python environment with torch" >&2; exit 2; }
+	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_train
+	@bench/run-train $(BUILD) "$(VENV)/bin/python"
 
 format: install-check ## lay all C files out as .clang-format says
 	@tools/check-format --fix

@@ -11,6 +11,7 @@
  *   comm, layout       groups and collectives; who is in which group
  *   kernels, team      the mathematics on raw arrays; compute threads
  *   safetensors, huggingface, report  files; a trained model as a directory; progress line and metrics
+ *   profile            where the time goes, operation by operation
  *   names              the nearest of the names there are to one that is not */
 #ifndef MEGALOOM_MEGALOOM_H
 #define MEGALOOM_MEGALOOM_H
@@ -27,6 +28,7 @@
 #include <megaloom/module.h>
 #include <megaloom/names.h>
 #include <megaloom/optim.h>
+#include <megaloom/profile.h>
 #include <megaloom/rank.h>
 #include <megaloom/report.h>
 #include <megaloom/safetensors.h>

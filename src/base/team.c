@@ -39,6 +39,7 @@ struct loom_team {
     int64_t items;
     void (*progress)(void *context);
     void *progress_context;
+    void *watcher;
     uint32_t saved_control;
     cpu_set_t *saved_cpus; /* of the owner, when the team has bound it */
     size_t saved_cpus_bytes;
@@ -218,6 +219,14 @@ void loom__team_destroy(loom_team *team) {
 void loom__team_set_progress(loom_team *team, void (*progress)(void *context), void *context) {
     team->progress = progress;
     team->progress_context = context;
+}
+
+void loom__team_set_watcher(loom_team *team, void *watcher) {
+    team->watcher = watcher;
+}
+
+void *loom__team_watcher(const loom_team *team) {
+    return team->watcher;
 }
 
 void loom_team_run(loom_team *team, loom_team_function function, void *argument, int64_t items) {

@@ -289,9 +289,14 @@ loom_status loom__start(loom_comm *comm, const loom__call *call, loom_request **
         status = check_buffers(request);
     bool message = call->operation == LOOM__SEND || call->operation == LOOM__RECEIVE;
     request->sequence = (message ? comm->messages : comm->collectives) + 1;
+    const loom__comm_watch *watch = endpoint->watch;
+    if (watch)
+        watch->enter(watch->context, request, true);
     if (status == LOOM_OK)
         status = comm->backend->start(request);
     if (status != LOOM_OK) {
+        if (watch)
+            watch->leave(watch->context);
         free(request);
         return status;
     }
@@ -303,6 +308,8 @@ loom_status loom__start(loom_comm *comm, const loom__call *call, loom_request **
     loom__page_begin(endpoint->page, message ? -1 : comm->slot, comm->key, comm->name, request->operation,
         request->sequence, request->bytes);
     loom__comm_progress(endpoint);
+    if (watch)
+        watch->leave(watch->context);
     *out = request;
     return LOOM_OK;
 }

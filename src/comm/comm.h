@@ -64,6 +64,13 @@ typedef struct loom__made {
     uint64_t base, copies;
 } loom__made;
 
+/* Told when this rank's own thread enters and leaves the start of an operation, and a wait for one. */
+typedef struct loom__comm_watch {
+    void *context;
+    void (*enter)(void *context, const loom_request *request, bool starts);
+    void (*leave)(void *context);
+} loom__comm_watch;
+
 struct loom__endpoint {
     int rank, size;
     const loom__backend *backend; /* of groups with more than one member */
@@ -82,7 +89,8 @@ struct loom__endpoint {
     int names;
     loom_request *first, *last;
     bool progressing;
-    bool lent; /* a request was dropped whose buffers may still be written to */
+    const loom__comm_watch *watch; /* NULL = nobody watches */
+    bool lent;                     /* a request was dropped whose buffers may still be written to */
     loom_status failure;
     char failure_text[LOOM__MESSAGE];
     void *state;

@@ -316,8 +316,13 @@ loom_status loom_wait(loom_request *request) {
     if (!request)
         return LOOM_OK;
     loom__endpoint *endpoint = request->comm->endpoint;
+    const loom__comm_watch *watch = endpoint->watch;
+    if (watch)
+        watch->enter(watch->context, request, false);
     if (!request->done && !endpoint->failure)
         wait_until_done(request);
+    if (watch)
+        watch->leave(watch->context);
     bool done = request->done;
     if (!done)
         endpoint->backend->quiesce(endpoint);

@@ -409,7 +409,7 @@ const loom__field loom__fields[] = {
     INT("log.every", log.every, "10", FROM(1), DOC("steps between progress lines")),
     BOOL("log.tensorboard", log.tensorboard, "false", NONE_YET("TensorBoard events"), DOC("write event files")),
     BOOL("trace", trace, "false", NONE_YET("the timeline"), DOC("record a timeline")),
-    BOOL("profile", profile, "false", NONE_YET("profiles"), DOC("time each operation")),
+    BOOL("profile", profile, "false", DOC("a table of the time of each operation at the end")),
 };
 
 const int64_t loom__field_count = sizeof loom__fields / sizeof *loom__fields;

@@ -6,6 +6,7 @@
 #include "optim/norm.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"
+#include "runtime/rank.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -181,7 +182,7 @@ static loom_status update_place(loom_optimizer *optimizer, int64_t place, loom_a
     return LOOM_OK;
 }
 
-loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcome *out) {
+static loom_status step_all(loom_optimizer *optimizer, loom_optimizer_outcome *out) {
     const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
     const loom_optimizer_config *config = &optimizer->config;
     double norm, lr, factor = optimizer->token_factor, step = (double)optimizer->steps_done + 1.0;
@@ -205,4 +206,11 @@ loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcom
     if (out)
         *out = (loom_optimizer_outcome){.grad_norm = norm, .loss_scale = 1.0, .lr = lr, .step = optimizer->steps_done};
     return LOOM_OK;
+}
+
+loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcome *out) {
+    loom_profile_phase before = loom__profile_phase(optimizer->rank, LOOM_PROFILE_OPTIMIZER);
+    loom_status status = step_all(optimizer, out);
+    loom__profile_phase(optimizer->rank, before);
+    return status;
 }

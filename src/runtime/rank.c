@@ -45,6 +45,7 @@ loom_status loom__rank_open(loom_rank *rank, loom__endpoint *endpoint, int local
 }
 
 void loom__rank_close(loom_rank *rank) {
+    loom__profile_drop(rank);
     /* The endpoint goes first: other thread ranks may be reading this rank's memory until then, and MPI may write to it
      * even later. */
     if (loom__endpoint_destroy(rank->endpoint))

@@ -3,8 +3,9 @@
 #define RUNTIME_RANK_H
 
 #include "comm/comm.h"
-#include <megaloom/rank.h>
+#include <megaloom/profile.h>
 
+struct loom__profiler;  /* of profile.c in this room */
 struct loom__allocator; /* of the allocator in this room; made on first use, ended with the rank */
 
 /* A limit on the rank's waits that lives as long as its owner. */
@@ -20,8 +21,9 @@ struct loom_rank {
     loom_team *team;
     const loom_kernels *kernels;
     struct loom__allocator *allocator;
-    int64_t tapes;       /* made so far: the number of the newest */
-    loom__limit *limits; /* that live now, besides the launcher's */
+    struct loom__profiler *profiler; /* NULL = not measured */
+    int64_t tapes;                   /* made so far: the number of the newest */
+    loom__limit *limits;             /* that live now, besides the launcher's */
     loom_run_options options;
 };
 
@@ -39,6 +41,10 @@ void loom__rank_progress(loom_rank *rank);
  * A limit is its owner's memory; setting it again changes it, lifting one that is not set changes nothing. */
 void loom__rank_set_limit(loom_rank *rank, loom__limit *limit, double seconds);
 void loom__rank_lift_limit(loom_rank *rank, loom__limit *limit);
+/* From now on the rank's time is the phase's; returns the phase before, which the caller sets again at its end. */
+loom_profile_phase loom__profile_phase(loom_rank *rank, loom_profile_phase phase);
+/* Ends the measurement, if there is one, and frees it. */
+void loom__profile_drop(loom_rank *rank);
 
 /* Runs the rank's function and looks for forgotten requests; then publishes that the rank has ended. On failure *text
  * (LOOM__MESSAGE bytes) says which rank, what it had finished, and what it was doing. */

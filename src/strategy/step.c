@@ -4,6 +4,7 @@
  * optimizer, which applies it once. */
 #include "optim/optim.h"
 #include "parallel/parallel.h"
+#include "runtime/rank.h"
 #include "strategy/strategy.h"
 #include <math.h>
 #include <stdlib.h>
@@ -91,8 +92,10 @@ static loom_status forward_backward(const step_context *context, loom_tape *tape
     loom_status status = LOOM_OK;
     if (precision->convert_input)
         status = precision->convert_input(precision->context, step->batch);
+    loom_profile_phase before = loom__profile_phase(parallel->fabric->rank, LOOM_PROFILE_FORWARD);
     if (!status)
         status = parallel->module->forward(parallel->module->context, tape, &forward, &losses);
+    loom__profile_phase(parallel->fabric->rank, LOOM_PROFILE_LOSS);
     if (!status && precision->convert_output)
         status = precision->convert_output(precision->context, losses);
     if (!status && context->receive)
@@ -108,6 +111,7 @@ static loom_status forward_backward(const step_context *context, loom_tape *tape
         status = name_nonfinite(context);
     if (!status && training)
         status = backward(context, tape, losses, d_losses);
+    loom__profile_phase(parallel->fabric->rank, before);
     loom_tensor_release(losses);
     loom_tensor_release(d_losses);
     return status;
@@ -200,7 +204,9 @@ static loom_status run_step(
     LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCHES_START, step));
     for (step->microbatch = 0; step->microbatch < step->num_microbatches; step->microbatch++) {
         loom_rank_note(parallel->fabric->rank, "reading a batch");
+        loom_profile_phase before = loom__profile_phase(parallel->fabric->rank, LOOM_PROFILE_DATA);
         loom_status status = fetch(step);
+        loom__profile_phase(parallel->fabric->rank, before);
         loom_rank_note(parallel->fabric->rank, NULL);
         LOOM_TRY(status);
         LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCH_START, step));
@@ -209,9 +215,12 @@ static loom_status run_step(
     }
     step->batch = NULL;
     LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCHES_END, step));
-    if (training)
-        LOOM_TRY(loom__parallel_finish_gradients(parallel));
-    LOOM_TRY(reduce(parallel, step, expected));
+    loom_profile_phase before = loom__profile_phase(parallel->fabric->rank, LOOM_PROFILE_REDUCTION);
+    loom_status status = training ? loom__parallel_finish_gradients(parallel) : LOOM_OK;
+    if (!status)
+        status = reduce(parallel, step, expected);
+    loom__profile_phase(parallel->fabric->rank, before);
+    LOOM_TRY(status);
     step->consumed_samples = loom_batches_get_state(step->batches).consumed_samples;
     return call(parallel, LOOM_EVENT_STEP_END, step);
 }

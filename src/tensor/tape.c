@@ -277,10 +277,14 @@ void loom__tape_uses_passed(loom_tape *tape, loom_node *node) {
 }
 
 static loom_status run_weight_half(loom_tape *tape, loom_node *node, loom_tensor *d_output) {
+    loom_profile_phase before = loom__profile_phase(tape->rank, LOOM_PROFILE_WEIGHT_GRADIENT);
+    loom_status status = LOOM_OK;
     if (node->op->backward_weight && node->parameter_count > 0)
-        LOOM_TRY(node->op->backward_weight(tape, node, d_output));
-    loom__tape_uses_passed(tape, node);
-    return LOOM_OK;
+        status = node->op->backward_weight(tape, node, d_output);
+    if (!status)
+        loom__tape_uses_passed(tape, node);
+    loom__profile_phase(tape->rank, before);
+    return status;
 }
 
 static loom_status pass_node(loom_tape *tape, int64_t index) {
@@ -330,8 +334,12 @@ loom_status loom_tape_backward(loom_tape *tape, loom_tensor *output, loom_tensor
             (long long)loom_tensor_count(d_output), (long long)loom_tensor_count(output));
     tape->walked = true;
     tape->gradients[output->value] = loom_tensor_retain(d_output);
-    for (int64_t i = tape->node_count - 1; i >= 0; i--)
-        LOOM_TRY(pass_node(tape, i));
+    loom_profile_phase before = loom__profile_phase(tape->rank, LOOM_PROFILE_INPUT_GRADIENT);
+    loom_status status = LOOM_OK;
+    for (int64_t i = tape->node_count - 1; i >= 0 && !status; i--)
+        status = pass_node(tape, i);
+    loom__profile_phase(tape->rank, before);
+    LOOM_TRY(status);
     for (int64_t i = 0; i < tape->value_count; i++) {
         if (tape->is_leaf[i] && tape->gradients[i])
             LOOM_TRY(loom_tensor_ready(tape->gradients[i]));

@@ -1,0 +1,358 @@
+/* The profiler of a rank: one clock, read wherever the rank goes from one operation to another; what has passed goes to
+ * the operation that was left. Invariant: each moment since begin belongs to exactly one entry. The kernels are watched
+ * by a table of wrappers, one for every kernel, which know their counts of operations and bytes; as a kernel gets only
+ * a team, that is where a wrapper finds its profiler. */
+#include "base/team.h"
+#include "runtime/rank.h"
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct loom__profiler profiler;
+
+struct loom__profiler {
+    const loom_kernels *kernels; /* those that do the work */
+    loom__comm_watch watch;
+    loom_profile_phase phase;
+    loom_profile_entry *entries;
+    int64_t count, capacity;
+    int64_t current; /* entry that the time goes to */
+    int64_t outer;   /* the one before the collective that is entered */
+    uint64_t began, last;
+};
+
+enum { REST = 0 }; /* the first LOOM_PROFILE_PHASE_COUNT entries are the rests of the phases */
+
+const char *loom_profile_phase_name(loom_profile_phase phase) {
+    static const char *const names[] = {
+#define NAME(name, text) text,
+        LOOM_PROFILE_PHASE_LIST(NAME)
+#undef NAME
+    };
+    return phase >= 0 && phase < LOOM_PROFILE_PHASE_COUNT ? names[phase] : "?";
+}
+
+/* ---- the clock ---- */
+
+static int64_t go_to(profiler *p, int64_t entry) {
+    uint64_t now = loom__clock();
+    int64_t before = p->current;
+    p->entries[before].seconds += (double)(now - p->last) * 1e-9;
+    p->last = now;
+    p->current = entry;
+    return before;
+}
+
+/* The entry of an operation in this phase. One that finds no memory is counted with the rest. Operations' names are
+ * constants, so that they are the same when their addresses are. */
+static int64_t entry_of(profiler *p, const char *operation, const char *group) {
+    for (int64_t i = 0; i < p->count; i++)
+        if (p->entries[i].operation == operation && p->entries[i].phase == p->phase &&
+            strcmp(p->entries[i].group, group) == 0)
+            return i;
+    if (p->count == p->capacity) {
+        void *grown = realloc(p->entries, (size_t)(2 * p->capacity) * sizeof *p->entries);
+        if (!grown)
+            return REST + (int64_t)p->phase;
+        p->entries = grown;
+        p->capacity *= 2;
+    }
+    loom_profile_entry *made = &p->entries[p->count];
+    *made = (loom_profile_entry){.phase = p->phase, .operation = operation};
+    strncpy(made->group, group, sizeof made->group - 1);
+    return p->count++;
+}
+
+static void count_call(profiler *p, int64_t entry, double flops, double bytes) {
+    p->entries[entry].calls++;
+    p->entries[entry].flops += flops;
+    p->entries[entry].bytes += bytes;
+}
+
+loom_profile_phase loom__profile_phase(loom_rank *rank, loom_profile_phase phase) {
+    profiler *p = rank->profiler;
+    if (!p)
+        return LOOM_PROFILE_OTHER;
+    loom_profile_phase before = p->phase;
+    p->phase = phase;
+    go_to(p, REST + (int64_t)phase);
+    return before;
+}
+
+/* ---- kernels ---- */
+
+static double product(int64_t x, int64_t y) {
+    return (double)x * (double)y;
+}
+
+/* 4-byte elements that are read or written. */
+static double floats(double count) {
+    return 4.0 * count;
+}
+
+/* Pairs of a query and a key that may see each other, over all heads; documents and windows take away more, so that
+ * with them the rate is what it would be without. */
+static double pairs(const loom_attention_block *block) {
+    double all = product(block->s_q, block->s_kv);
+    if (block->causal && block->q_offset == block->kv_offset && block->s_q == block->s_kv)
+        all = product(block->s_q, block->s_q + 1) / 2;
+    return all * product(block->b, block->n);
+}
+
+/* Elements of the queries and of the output; of the keys and values. */
+static double query_elements(const loom_attention_block *block) {
+    return product(block->b, block->n) * product(block->s_q, block->d);
+}
+
+static double key_elements(const loom_attention_block *block) {
+    return 2.0 * product(block->b, block->g) * product(block->s_kv, block->d);
+}
+
+static int64_t width(loom_activation act, int64_t f) {
+    return loom_activation_is_gated(act) ? 2 * f : f;
+}
+
+/* X(kernel, parameters, arguments, floating point operations, bytes): what a call must compute and move at least.
+ * Operations are counted where they are matrix products, bytes where the memory sets the pace. */
+#define KERNELS(X)                                                                                                     \
+    X(gemm,                                                                                                            \
+        (loom_team * team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a,   \
+            int64_t lda, const float *b, int64_t ldb, bool accumulate, float *c, int64_t ldc),                         \
+        (team, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, accumulate, c, ldc), 2.0 * product(m, n) * (double)k, \
+        floats(product(m, k) + product(k, n) + (accumulate ? 2.0 : 1.0) * product(m, n)))                              \
+    X(bias_add, (loom_team * team, int64_t rows, int64_t cols, const float *x, const float *bias, float *y),           \
+        (team, rows, cols, x, bias, y), 0, floats(2 * product(rows, cols)))                                            \
+    X(bias_gradient, (loom_team * team, int64_t rows, int64_t cols, const float *d_y, bool accumulate, float *d_bias), \
+        (team, rows, cols, d_y, accumulate, d_bias), 0, floats(product(rows, cols)))                                   \
+    X(add, (loom_team * team, int64_t count, const float *x, float *y), (team, count, x, y), 0,                        \
+        floats(3 * (double)count))                                                                                     \
+    X(scale, (loom_team * team, int64_t count, float factor, const float *x, float *y), (team, count, factor, x, y),   \
+        0, floats(2 * (double)count))                                                                                  \
+    X(layernorm,                                                                                                       \
+        (loom_team * team, int64_t rows, int64_t h, float eps, const float *x, const float *weight, const float *bias, \
+            float *y, float *mean, float *rstd),                                                                       \
+        (team, rows, h, eps, x, weight, bias, y, mean, rstd), 0, floats(2 * product(rows, h)))                         \
+    X(layernorm_backward_input,                                                                                        \
+        (loom_team * team, int64_t rows, int64_t h, const float *x, const float *weight, const float *mean,            \
+            const float *rstd, const float *d_y, float *d_x),                                                          \
+        (team, rows, h, x, weight, mean, rstd, d_y, d_x), 0, floats(3 * product(rows, h)))                             \
+    X(layernorm_backward_weight,                                                                                       \
+        (loom_team * team, int64_t rows, int64_t h, const float *x, const float *mean, const float *rstd,              \
+            const float *d_y, bool accumulate, float *d_weight, float *d_bias),                                        \
+        (team, rows, h, x, mean, rstd, d_y, accumulate, d_weight, d_bias), 0, floats(2 * product(rows, h)))            \
+    X(rmsnorm,                                                                                                         \
+        (loom_team * team, int64_t rows, int64_t h, float eps, const float *x, const float *weight, float *y,          \
+            float *rstd),                                                                                              \
+        (team, rows, h, eps, x, weight, y, rstd), 0, floats(2 * product(rows, h)))                                     \
+    X(rmsnorm_backward_input,                                                                                          \
+        (loom_team * team, int64_t rows, int64_t h, const float *x, const float *weight, const float *rstd,            \
+            const float *d_y, float *d_x),                                                                             \
+        (team, rows, h, x, weight, rstd, d_y, d_x), 0, floats(3 * product(rows, h)))                                   \
+    X(rmsnorm_backward_weight,                                                                                         \
+        (loom_team * team, int64_t rows, int64_t h, const float *x, const float *rstd, const float *d_y,               \
+            bool accumulate, float *d_weight),                                                                         \
+        (team, rows, h, x, rstd, d_y, accumulate, d_weight), 0, floats(2 * product(rows, h)))                          \
+    X(activation,                                                                                                      \
+        (loom_team * team, loom_activation act, int64_t rows, int64_t f, const float *x, const float *bias, float *y), \
+        (team, act, rows, f, x, bias, y), 0, floats(product(rows, width(act, f) + f)))                                 \
+    X(activation_backward,                                                                                             \
+        (loom_team * team, loom_activation act, int64_t rows, int64_t f, const float *x, const float *bias,            \
+            const float *d_y, float *d_x),                                                                             \
+        (team, act, rows, f, x, bias, d_y, d_x), 0, floats(product(rows, 2 * width(act, f) + f)))                      \
+    X(bias_dropout_add,                                                                                                \
+        (loom_team * team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout, const float *x,   \
+            const float *bias, const float *residual, float *y),                                                       \
+        (team, rows, h, dropout, x, bias, residual, y), 0,                                                             \
+        floats((residual ? 3.0 : 2.0) * product(rows->s, rows->b) * (double)h))                                        \
+    X(dropout_backward,                                                                                                \
+        (loom_team * team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout, const float *d_y, \
+            float *d_x),                                                                                               \
+        (team, rows, h, dropout, d_y, d_x), 0, floats(2 * product(rows->s, rows->b) * (double)h))                      \
+    X(embedding,                                                                                                       \
+        (loom_team * team, int64_t rows, int64_t h, const int64_t *tokens, int64_t first_row, int64_t table_rows,      \
+            const float *table, float *y),                                                                             \
+        (team, rows, h, tokens, first_row, table_rows, table, y), 0, floats(2 * product(rows, h)))                     \
+    X(embedding_backward,                                                                                              \
+        (loom_team * team, int64_t rows, int64_t h, const int64_t *tokens, int64_t first_row, int64_t table_rows,      \
+            const float *d_y, bool accumulate, float *d_table),                                                        \
+        (team, rows, h, tokens, first_row, table_rows, d_y, accumulate, d_table), 0,                                   \
+        floats(3 * product(rows, h) + (accumulate ? 0 : product(table_rows, h))))                                      \
+    X(rope,                                                                                                            \
+        (loom_team * team, int64_t s, int64_t b, int64_t stride, int64_t groups, int64_t heads_per_group,              \
+            int64_t group_stride, int64_t d, int64_t rotary_d, const float *cosine, const float *sine,                 \
+            const int32_t *positions, int64_t position_offset, bool inverse, float *x),                                \
+        (team, s, b, stride, groups, heads_per_group, group_stride, d, rotary_d, cosine, sine, positions,              \
+            position_offset, inverse, x),                                                                              \
+        0, floats(2 * product(s, b) * product(groups, heads_per_group) * (double)rotary_d))                            \
+    X(cross_entropy_local,                                                                                             \
+        (loom_team * team, int64_t rows, int64_t v_local, int64_t v_valid, const float *logits,                        \
+            const int64_t *targets, int64_t first_column, float *maximum, float *sum, float *target_logit),            \
+        (team, rows, v_local, v_valid, logits, targets, first_column, maximum, sum, target_logit), 0,                  \
+        floats(product(rows, v_local)))                                                                                \
+    X(cross_entropy_backward,                                                                                          \
+        (loom_team * team, int64_t rows, int64_t v_local, int64_t v_valid, float *logits, const int64_t *targets,      \
+            int64_t first_column, const float *maximum, const float *sum, const float *row_scale),                     \
+        (team, rows, v_local, v_valid, logits, targets, first_column, maximum, sum, row_scale), 0,                     \
+        floats(2 * product(rows, v_local)))                                                                            \
+    X(attention_begin,                                                                                                 \
+        (loom_team * team, const loom_attention_block *block, float *accumulator, float *maximum, float *sum),         \
+        (team, block, accumulator, maximum, sum), 0, floats(query_elements(block)))                                    \
+    X(attention_block,                                                                                                 \
+        (loom_team * team, const loom_attention_block *block, const float *q, const float *k, const float *v,          \
+            float *accumulator, float *maximum, float *sum),                                                           \
+        (team, block, q, k, v, accumulator, maximum, sum), 4.0 * pairs(block) * (double)block->d,                      \
+        floats(3 * query_elements(block) + key_elements(block)))                                                       \
+    X(attention_merge,                                                                                                 \
+        (loom_team * team, const loom_attention_block *block, const float *other_accumulator,                          \
+            const float *other_maximum, const float *other_sum, float *accumulator, float *maximum, float *sum),       \
+        (team, block, other_accumulator, other_maximum, other_sum, accumulator, maximum, sum), 0,                      \
+        floats(3 * query_elements(block)))                                                                             \
+    X(attention_finish,                                                                                                \
+        (loom_team * team, const loom_attention_block *block, const float *accumulator, const float *maximum,          \
+            const float *sum, float *out, int64_t out_stride, float *log_sum_exp),                                     \
+        (team, block, accumulator, maximum, sum, out, out_stride, log_sum_exp), 0, floats(2 * query_elements(block)))  \
+    X(attention_delta,                                                                                                 \
+        (loom_team * team, const loom_attention_block *block, const float *out, const float *d_out,                    \
+            int64_t out_stride, float *delta),                                                                         \
+        (team, block, out, d_out, out_stride, delta), 0, floats(2 * query_elements(block)))                            \
+    X(attention_block_backward,                                                                                        \
+        (loom_team * team, const loom_attention_block *block, const float *q, const float *k, const float *v,          \
+            const float *d_out, int64_t out_stride, const float *log_sum_exp, const float *delta, bool accumulate_q,   \
+            bool accumulate_kv, float *d_q, float *d_k, float *d_v),                                                   \
+        (team, block, q, k, v, d_out, out_stride, log_sum_exp, delta, accumulate_q, accumulate_kv, d_q, d_k, d_v),     \
+        10.0 * pairs(block) * (double)block->d, floats(3 * query_elements(block) + 2 * key_elements(block)))           \
+    X(attention,                                                                                                       \
+        (loom_team * team, const loom_attention_block *block, const float *q, const float *k, const float *v,          \
+            float *out, int64_t out_stride, float *log_sum_exp),                                                       \
+        (team, block, q, k, v, out, out_stride, log_sum_exp), 4.0 * pairs(block) * (double)block->d,                   \
+        floats(2 * query_elements(block) + key_elements(block)))                                                       \
+    X(adamw,                                                                                                           \
+        (loom_team * team, int64_t count, const loom_adamw *adamw, const float *d_w, float *w, float *m, float *v),    \
+        (team, count, adamw, d_w, w, m, v), 0, floats(7 * (double)count))
+
+typedef struct visit {
+    profiler *profiler;
+    int64_t before; /* the entry that gets the time again afterwards */
+} visit;
+
+static visit begin_kernel(const loom_team *team, const char *name, double flops, double bytes) {
+    profiler *p = loom__team_watcher(team);
+    int64_t entry = entry_of(p, name, "");
+    count_call(p, entry, flops, bytes);
+    return (visit){p, go_to(p, entry)};
+}
+
+static void end_kernel(const visit *v) {
+    go_to(v->profiler, v->before);
+}
+
+#define WRAPPER(kernel, parameters, arguments, flops, bytes)                                                           \
+    static void watched_##kernel parameters {                                                                          \
+        visit inside = begin_kernel(team, #kernel, flops, bytes);                                                      \
+        inside.profiler->kernels->kernel arguments;                                                                    \
+        end_kernel(&inside);                                                                                           \
+    }
+KERNELS(WRAPPER)
+#undef WRAPPER
+
+static double watched_sum_of_squares(loom_team *team, int64_t count, const float *x) {
+    visit inside = begin_kernel(team, "sum_of_squares", 0, floats((double)count));
+    double sum = inside.profiler->kernels->sum_of_squares(team, count, x);
+    end_kernel(&inside);
+    return sum;
+}
+
+static bool watched_has_nonfinite(loom_team *team, int64_t count, const float *x) {
+    visit inside = begin_kernel(team, "has_nonfinite", 0, floats((double)count));
+    bool found = inside.profiler->kernels->has_nonfinite(team, count, x);
+    end_kernel(&inside);
+    return found;
+}
+
+static const loom_kernels watched = {
+    .name = "profiled",
+#define ENTRY(kernel, parameters, arguments, flops, bytes) .kernel = watched_##kernel,
+    KERNELS(ENTRY)
+#undef ENTRY
+        .sum_of_squares = watched_sum_of_squares,
+    .has_nonfinite = watched_has_nonfinite,
+};
+
+/* ---- collectives ---- */
+
+static void enter_operation(void *context, const loom_request *request, bool starts) {
+    profiler *p = context;
+    int64_t entry = entry_of(p, loom__operation_name(request->operation), request->comm->name);
+    if (starts)
+        count_call(p, entry, 0, (double)request->bytes);
+    p->outer = go_to(p, entry);
+}
+
+static void leave_operation(void *context) {
+    profiler *p = context;
+    go_to(p, p->outer);
+}
+
+/* ---- begin and end ---- */
+
+loom_status loom_profile_begin(loom_rank *rank) {
+    if (rank->profiler)
+        return loom_fail(LOOM_ERR_STATE, "rank %d is measured already", rank->index);
+    profiler *p = calloc(1, sizeof *p);
+    loom_profile_entry *entries = calloc(64, sizeof *entries);
+    if (!p || !entries) {
+        free(p);
+        free(entries);
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a profile");
+    }
+    for (int i = 0; i < LOOM_PROFILE_PHASE_COUNT; i++)
+        entries[REST + i] = (loom_profile_entry){.phase = (loom_profile_phase)i, .operation = "rest"};
+    *p = (profiler){.kernels = rank->kernels,
+        .watch = {p, enter_operation, leave_operation},
+        .entries = entries,
+        .count = LOOM_PROFILE_PHASE_COUNT,
+        .capacity = 64,
+        .began = loom__clock()};
+    p->last = p->began;
+    rank->profiler = p;
+    rank->kernels = &watched;
+    rank->endpoint->watch = &p->watch;
+    loom__team_set_watcher(rank->team, p);
+    return LOOM_OK;
+}
+
+void loom__profile_drop(loom_rank *rank) {
+    profiler *p = rank->profiler;
+    if (!p)
+        return;
+    rank->kernels = p->kernels;
+    rank->endpoint->watch = NULL;
+    loom__team_set_watcher(rank->team, NULL);
+    rank->profiler = NULL;
+    free(p->entries);
+    free(p);
+}
+
+static int by_time(const void *a, const void *b) {
+    const loom_profile_entry *x = a, *y = b;
+    return x->seconds < y->seconds ? 1 : x->seconds > y->seconds ? -1 : 0;
+}
+
+loom_status loom_profile_end(loom_rank *rank, loom_profile *out) {
+    profiler *p = rank->profiler;
+    if (!p)
+        return loom_fail(LOOM_ERR_STATE, "rank %d is not measured", rank->index);
+    go_to(p, REST + LOOM_PROFILE_OTHER);
+    loom_profile profile = {p->entries, p->count, (double)(p->last - p->began) * 1e-9};
+    p->entries = NULL;
+    loom__profile_drop(rank);
+    qsort(profile.entries, (size_t)profile.count, sizeof *profile.entries, by_time);
+    *out = profile;
+    return LOOM_OK;
+}
+
+void loom_profile_free(loom_profile *profile) {
+    if (!profile)
+        return;
+    free(profile->entries);
+    *profile = (loom_profile){0};
+}
