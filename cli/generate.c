@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- text that comes in pieces of bytes ---- */
 
@@ -144,38 +145,47 @@ static loom_status read_tokens(const char *text, int64_t *tokens, int64_t *count
     }
 }
 
-static loom_status find_tokenizer(const char *directory, int64_t vocabulary, const loom_tokenizer **tokenizer) {
-    *tokenizer = loom_tokenizer_byte();
-    if (vocabulary == (*tokenizer)->vocab_size)
+/* The directory's own tokenizer, or bytes for a vocabulary that is theirs. */
+static loom_status find_tokenizer(const char *directory, int64_t vocabulary, loom_tokenizer **tokenizer) {
+    char path[4096];
+    bool bytes = vocabulary == loom_tokenizer_byte()->vocab_size;
+    if (snprintf(path, sizeof path, "%s/tokenizer.json", directory) >= (int)sizeof path)
+        return loom_fail(LOOM_ERR_ARGUMENT, "--hf: the path is too long");
+    if (!bytes && access(path, F_OK) != 0)
+        return loom_fail(LOOM_ERR_NOT_FOUND,
+            "%s is not there, and a vocabulary of %lld is not the byte tokenizer's; give the prompt by --tokens", path,
+            (long long)vocabulary);
+    LOOM_TRY(loom_tokenizer_open(bytes ? "byte" : path, tokenizer));
+    if ((*tokenizer)->vocab_size <= vocabulary)
         return LOOM_OK;
-    return loom_fail(LOOM_ERR_UNSUPPORTED,
-        "not supported yet: %s: the tokenizer of a vocabulary of %lld (there is: byte, for a vocabulary of %lld); give "
-        "the prompt by --tokens",
-        directory, (long long)vocabulary, (long long)(*tokenizer)->vocab_size);
+    return loom_fail(LOOM_ERR_CONFIG, "%s has %lld tokens, the model's vocabulary %lld", path,
+        (long long)(*tokenizer)->vocab_size, (long long)vocabulary);
 }
 
 typedef struct generation_run {
     const loom_run_config *config;
     const loom_generate_options *options;
-    const loom_tokenizer *tokenizer; /* NULL: tokens in, tokens out */
+    loom_tokenizer *tokenizer; /* NULL: tokens in, tokens out */
     loom_prompt prompt;
     text_stream stream; /* of rank 0 */
     bool begun;
 } generation_run;
 
-/* Room for a token a byte suffices for both forms of a prompt. *memory is to be freed, also after an error. */
+/* *memory is to be freed, also after an error. */
 static loom_status read_prompt(arguments *given, generation_run *run, int64_t **memory) {
     const char *text = given->prompt ? given->prompt : given->tokens;
     size_t length = strlen(text), filled = 0;
-    int64_t *tokens = malloc((length + 1) * sizeof *tokens), count = 0;
+    if (!given->tokens)
+        LOOM_TRY(find_tokenizer(given->hf, run->config->model.config.vocab_size, &run->tokenizer));
+    size_t room = given->tokens ? length + 1 : loom_tokenizer_room(run->tokenizer, length) + 1;
+    int64_t *tokens = malloc(room * sizeof *tokens), count = 0;
     *memory = tokens;
     if (!tokens)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a prompt of %zu bytes", length);
     if (given->tokens) {
         LOOM_TRY(read_tokens(text, tokens, &count));
     } else {
-        LOOM_TRY(find_tokenizer(given->hf, run->config->model.config.vocab_size, &run->tokenizer));
-        LOOM_TRY(run->tokenizer->encode(run->tokenizer->context, text, length, tokens, length, &filled));
+        LOOM_TRY(run->tokenizer->encode(run->tokenizer->context, text, length, tokens, room, &filled));
         count = (int64_t)filled;
         if (count == 0)
             return loom_fail(LOOM_ERR_ARGUMENT, "--prompt is empty: there is nothing to continue");
@@ -265,13 +275,16 @@ static int run_arguments(arguments *given) {
         status = read_prompt(given, &run, &tokens);
     int code = status ? loom_cli_fail(status) : loom_cli_run(config, generate, &run);
     free(tokens);
+    loom_tokenizer_destroy(run.tokenizer);
     loom_run_config_destroy(config);
     return code;
 }
 
 int loom_cli_generate(int argc, char **argv) {
     static const struct argp_option options[] = {{"hf", 'm', "DIR", 0, "Hugging Face directory of the model", 0},
-        {"prompt", 'p', "TEXT", 0, "Text to continue; for models with the byte vocabulary of 257 tokens", 0},
+        {"prompt", 'p', "TEXT", 0,
+            "Text to continue, by the directory's tokenizer.json, or as bytes for the byte vocabulary of 257 tokens",
+            0},
         {"tokens", 't', "N,N,...", 0, "Tokens to continue; then tokens are written, not text", 0},
         {"max-tokens", 'n', "N", 0, "Most tokens to write; 64 when not given", 0},
         {"temperature", 'T', "X", 0, "0, the default: always the most likely token; above: drawn, the higher the freer",

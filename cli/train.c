@@ -163,8 +163,9 @@ static loom_hf_save_options save_options(const training *t) {
     const loom_run_config *config = t->config;
     loom_hf_save_options options = loom_hf_save_options_default();
     options.source = config->model.hf;
-    /* Token 256 ends a text; a smaller vocabulary has no room for it. */
-    if (!config->model.hf && strcmp(config->data.kind, "gpt") == 0 && config->model.config.vocab_size > 256)
+    /* Token 256 ends a text; a smaller vocabulary has no room for it. A tokenizer of one's own stays where it is. */
+    if (!config->model.hf && strcmp(config->data.kind, "gpt") == 0 && strcmp(config->data.tokenizer, "byte") == 0 &&
+        config->model.config.vocab_size > 256)
         options.tokenizer = config->data.tokenizer;
     return options;
 }

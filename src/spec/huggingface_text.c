@@ -8,7 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum member_kind { MEMBER_SIZE, MEMBER_NUMBER, MEMBER_FLAG, MEMBER_ACTIVATION, MEMBER_ROPE } member_kind;
+typedef enum member_kind {
+    MEMBER_SIZE,
+    MEMBER_SIZE_OR_NULL, /* 0 is written as null */
+    MEMBER_NUMBER,
+    MEMBER_FLAG,
+    MEMBER_FALSE, /* whatever the configuration: the family can do more than we */
+    MEMBER_ACTIVATION,
+    MEMBER_ROPE
+} member_kind;
 
 typedef struct member {
     const char *key;
@@ -55,6 +63,85 @@ static const member llama_members[] = {
     {"vocab_size", MEMBER_SIZE, AT(vocab_size)},
 };
 
+static const member mistral_members[] = {
+    {"attention_dropout", MEMBER_NUMBER, AT(attention_dropout)},
+    {"head_dim", MEMBER_SIZE, AT(kv_channels)},
+    {"hidden_act", MEMBER_ACTIVATION, AT(activation)},
+    {"hidden_size", MEMBER_SIZE, AT(hidden_size)},
+    {"initializer_range", MEMBER_NUMBER, AT(init_method_std)},
+    {"intermediate_size", MEMBER_SIZE, AT(ffn_hidden_size)},
+    {"max_position_embeddings", MEMBER_SIZE, AT(max_position_embeddings)},
+    {"num_attention_heads", MEMBER_SIZE, AT(num_attention_heads)},
+    {"num_hidden_layers", MEMBER_SIZE, AT(num_layers)},
+    {"num_key_value_heads", MEMBER_SIZE, AT(num_query_groups)},
+    {"rms_norm_eps", MEMBER_NUMBER, AT(layernorm_epsilon)},
+    {"rope_parameters", MEMBER_ROPE, AT(rotary_base)},
+    {"rope_theta", MEMBER_NUMBER, AT(rotary_base)},
+    {"sliding_window", MEMBER_SIZE_OR_NULL, AT(window_size)},
+    {"tie_word_embeddings", MEMBER_FLAG, AT(share_embeddings_and_output_weights)},
+    {"vocab_size", MEMBER_SIZE, AT(vocab_size)},
+};
+
+/* Its head_dim is always hidden_size / num_attention_heads. */
+static const member qwen2_members[] = {
+    {"attention_dropout", MEMBER_NUMBER, AT(attention_dropout)},
+    {"hidden_act", MEMBER_ACTIVATION, AT(activation)},
+    {"hidden_size", MEMBER_SIZE, AT(hidden_size)},
+    {"initializer_range", MEMBER_NUMBER, AT(init_method_std)},
+    {"intermediate_size", MEMBER_SIZE, AT(ffn_hidden_size)},
+    {"max_position_embeddings", MEMBER_SIZE, AT(max_position_embeddings)},
+    {"num_attention_heads", MEMBER_SIZE, AT(num_attention_heads)},
+    {"num_hidden_layers", MEMBER_SIZE, AT(num_layers)},
+    {"num_key_value_heads", MEMBER_SIZE, AT(num_query_groups)},
+    {"rms_norm_eps", MEMBER_NUMBER, AT(layernorm_epsilon)},
+    {"rope_parameters", MEMBER_ROPE, AT(rotary_base)},
+    {"rope_theta", MEMBER_NUMBER, AT(rotary_base)},
+    {"tie_word_embeddings", MEMBER_FLAG, AT(share_embeddings_and_output_weights)},
+    {"use_sliding_window", MEMBER_FALSE, 0},
+    {"vocab_size", MEMBER_SIZE, AT(vocab_size)},
+};
+
+static const member qwen3_members[] = {
+    {"attention_bias", MEMBER_FALSE, 0},
+    {"attention_dropout", MEMBER_NUMBER, AT(attention_dropout)},
+    {"head_dim", MEMBER_SIZE, AT(kv_channels)},
+    {"hidden_act", MEMBER_ACTIVATION, AT(activation)},
+    {"hidden_size", MEMBER_SIZE, AT(hidden_size)},
+    {"initializer_range", MEMBER_NUMBER, AT(init_method_std)},
+    {"intermediate_size", MEMBER_SIZE, AT(ffn_hidden_size)},
+    {"max_position_embeddings", MEMBER_SIZE, AT(max_position_embeddings)},
+    {"num_attention_heads", MEMBER_SIZE, AT(num_attention_heads)},
+    {"num_hidden_layers", MEMBER_SIZE, AT(num_layers)},
+    {"num_key_value_heads", MEMBER_SIZE, AT(num_query_groups)},
+    {"rms_norm_eps", MEMBER_NUMBER, AT(layernorm_epsilon)},
+    {"rope_parameters", MEMBER_ROPE, AT(rotary_base)},
+    {"rope_theta", MEMBER_NUMBER, AT(rotary_base)},
+    {"tie_word_embeddings", MEMBER_FLAG, AT(share_embeddings_and_output_weights)},
+    {"use_sliding_window", MEMBER_FALSE, 0},
+    {"vocab_size", MEMBER_SIZE, AT(vocab_size)},
+};
+
+/* hidden_act is what old versions read, hidden_activation what decides. */
+static const member gemma_members[] = {
+    {"attention_bias", MEMBER_FALSE, 0},
+    {"attention_dropout", MEMBER_NUMBER, AT(attention_dropout)},
+    {"head_dim", MEMBER_SIZE, AT(kv_channels)},
+    {"hidden_act", MEMBER_ACTIVATION, AT(activation)},
+    {"hidden_activation", MEMBER_ACTIVATION, AT(activation)},
+    {"hidden_size", MEMBER_SIZE, AT(hidden_size)},
+    {"initializer_range", MEMBER_NUMBER, AT(init_method_std)},
+    {"intermediate_size", MEMBER_SIZE, AT(ffn_hidden_size)},
+    {"max_position_embeddings", MEMBER_SIZE, AT(max_position_embeddings)},
+    {"num_attention_heads", MEMBER_SIZE, AT(num_attention_heads)},
+    {"num_hidden_layers", MEMBER_SIZE, AT(num_layers)},
+    {"num_key_value_heads", MEMBER_SIZE, AT(num_query_groups)},
+    {"rms_norm_eps", MEMBER_NUMBER, AT(layernorm_epsilon)},
+    {"rope_parameters", MEMBER_ROPE, AT(rotary_base)},
+    {"rope_theta", MEMBER_NUMBER, AT(rotary_base)},
+    {"tie_word_embeddings", MEMBER_FLAG, AT(share_embeddings_and_output_weights)},
+    {"vocab_size", MEMBER_SIZE, AT(vocab_size)},
+};
+
 /* The architecture's name is its model_type. */
 typedef struct family {
     const char *architecture, *class_name;
@@ -65,6 +152,10 @@ typedef struct family {
 static const family families[] = {
     {"gpt2", "GPT2LMHeadModel", gpt2_members, COUNT(gpt2_members)},
     {"llama", "LlamaForCausalLM", llama_members, COUNT(llama_members)},
+    {"mistral", "MistralForCausalLM", mistral_members, COUNT(mistral_members)},
+    {"qwen2", "Qwen2ForCausalLM", qwen2_members, COUNT(qwen2_members)},
+    {"qwen3", "Qwen3ForCausalLM", qwen3_members, COUNT(qwen3_members)},
+    {"gemma", "GemmaForCausalLM", gemma_members, COUNT(gemma_members)},
 };
 
 static const char *activation_name(loom_activation activation) {
@@ -85,11 +176,30 @@ static const char *dtype_name(loom_dtype dtype) {
     return dtype == LOOM_BF16 ? "bfloat16" : dtype == LOOM_F16 ? "float16" : "float32";
 }
 
+static json_t *rope_parameters(const loom_model_config *config, double base) {
+    switch (config->rope_scaling) {
+    case LOOM_ROPE_SCALING_LINEAR:
+        return json_pack(
+            "{s:f, s:s, s:f}", "rope_theta", base, "rope_type", "linear", "factor", config->rope_scaling_factor);
+    case LOOM_ROPE_SCALING_LLAMA3:
+        return json_pack("{s:f, s:s, s:f, s:f, s:f, s:I}", "rope_theta", base, "rope_type", "llama3", "factor",
+            config->rope_scaling_factor, "low_freq_factor", config->rope_scaling_low_freq_factor, "high_freq_factor",
+            config->rope_scaling_high_freq_factor, "original_max_position_embeddings",
+            (json_int_t)config->rope_scaling_original_max_position_embeddings);
+    default:
+        return json_pack("{s:f, s:s}", "rope_theta", base, "rope_type", "default");
+    }
+}
+
 static json_t *member_value(const member *from, const loom_model_config *config) {
     const char *at = (const char *)config + from->offset;
     switch (from->kind) {
     case MEMBER_SIZE:
         return json_integer(*(const int64_t *)(const void *)at);
+    case MEMBER_SIZE_OR_NULL:
+        return *(const int64_t *)(const void *)at ? json_integer(*(const int64_t *)(const void *)at) : json_null();
+    case MEMBER_FALSE:
+        return json_false();
     case MEMBER_NUMBER:
         return json_real(*(const double *)(const void *)at);
     case MEMBER_FLAG:
@@ -97,7 +207,7 @@ static json_t *member_value(const member *from, const loom_model_config *config)
     case MEMBER_ACTIVATION:
         return json_string(activation_name(*(const loom_activation *)(const void *)at));
     case MEMBER_ROPE:
-        return json_pack("{s:f, s:s}", "rope_theta", *(const double *)(const void *)at, "rope_type", "default");
+        return rope_parameters(config, *(const double *)(const void *)at);
     }
     return NULL;
 }

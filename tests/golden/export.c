@@ -273,6 +273,8 @@ static loom_status must_refuse(const golden_model *model, const char *directory,
 static loom_status refuse(loom_rank *rank, void *argument) {
     const export_suite *suite = argument;
     const export_case *c = &suite->cases[0];
+    while (c->config.num_query_groups % 2) /* two tensor ranks share its groups; gpt2 is such a case */
+        c++;
     golden_layout layout = {.tp = 2, .dp = 1, .micro = 1};
     golden_model model;
     char path[GOLDEN_PATH];
