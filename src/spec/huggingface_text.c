@@ -43,16 +43,14 @@ static const member gpt2_members[] = {
     {"vocab_size", MEMBER_SIZE, AT(vocab_size)},
 };
 
-static const member llama_members[] = {
-    {"attention_bias", MEMBER_FLAG, AT(add_bias_linear)},
+/* What llama and its kin have in common; then what each has of its own. */
+static const member kin_members[] = {
     {"attention_dropout", MEMBER_NUMBER, AT(attention_dropout)},
-    {"head_dim", MEMBER_SIZE, AT(kv_channels)},
     {"hidden_act", MEMBER_ACTIVATION, AT(activation)},
     {"hidden_size", MEMBER_SIZE, AT(hidden_size)},
     {"initializer_range", MEMBER_NUMBER, AT(init_method_std)},
     {"intermediate_size", MEMBER_SIZE, AT(ffn_hidden_size)},
     {"max_position_embeddings", MEMBER_SIZE, AT(max_position_embeddings)},
-    {"mlp_bias", MEMBER_FLAG, AT(add_bias_linear)},
     {"num_attention_heads", MEMBER_SIZE, AT(num_attention_heads)},
     {"num_hidden_layers", MEMBER_SIZE, AT(num_layers)},
     {"num_key_value_heads", MEMBER_SIZE, AT(num_query_groups)},
@@ -63,100 +61,65 @@ static const member llama_members[] = {
     {"vocab_size", MEMBER_SIZE, AT(vocab_size)},
 };
 
-static const member mistral_members[] = {
-    {"attention_dropout", MEMBER_NUMBER, AT(attention_dropout)},
+static const member llama_members[] = {
+    {"attention_bias", MEMBER_FLAG, AT(add_bias_linear)},
     {"head_dim", MEMBER_SIZE, AT(kv_channels)},
-    {"hidden_act", MEMBER_ACTIVATION, AT(activation)},
-    {"hidden_size", MEMBER_SIZE, AT(hidden_size)},
-    {"initializer_range", MEMBER_NUMBER, AT(init_method_std)},
-    {"intermediate_size", MEMBER_SIZE, AT(ffn_hidden_size)},
-    {"max_position_embeddings", MEMBER_SIZE, AT(max_position_embeddings)},
-    {"num_attention_heads", MEMBER_SIZE, AT(num_attention_heads)},
-    {"num_hidden_layers", MEMBER_SIZE, AT(num_layers)},
-    {"num_key_value_heads", MEMBER_SIZE, AT(num_query_groups)},
-    {"rms_norm_eps", MEMBER_NUMBER, AT(layernorm_epsilon)},
-    {"rope_parameters", MEMBER_ROPE, AT(rotary_base)},
-    {"rope_theta", MEMBER_NUMBER, AT(rotary_base)},
+    {"mlp_bias", MEMBER_FLAG, AT(add_bias_linear)},
+};
+
+static const member mistral_members[] = {
+    {"head_dim", MEMBER_SIZE, AT(kv_channels)},
     {"sliding_window", MEMBER_SIZE_OR_NULL, AT(window_size)},
-    {"tie_word_embeddings", MEMBER_FLAG, AT(share_embeddings_and_output_weights)},
-    {"vocab_size", MEMBER_SIZE, AT(vocab_size)},
 };
 
 /* Its head_dim is always hidden_size / num_attention_heads. */
 static const member qwen2_members[] = {
-    {"attention_dropout", MEMBER_NUMBER, AT(attention_dropout)},
-    {"hidden_act", MEMBER_ACTIVATION, AT(activation)},
-    {"hidden_size", MEMBER_SIZE, AT(hidden_size)},
-    {"initializer_range", MEMBER_NUMBER, AT(init_method_std)},
-    {"intermediate_size", MEMBER_SIZE, AT(ffn_hidden_size)},
-    {"max_position_embeddings", MEMBER_SIZE, AT(max_position_embeddings)},
-    {"num_attention_heads", MEMBER_SIZE, AT(num_attention_heads)},
-    {"num_hidden_layers", MEMBER_SIZE, AT(num_layers)},
-    {"num_key_value_heads", MEMBER_SIZE, AT(num_query_groups)},
-    {"rms_norm_eps", MEMBER_NUMBER, AT(layernorm_epsilon)},
-    {"rope_parameters", MEMBER_ROPE, AT(rotary_base)},
-    {"rope_theta", MEMBER_NUMBER, AT(rotary_base)},
-    {"tie_word_embeddings", MEMBER_FLAG, AT(share_embeddings_and_output_weights)},
     {"use_sliding_window", MEMBER_FALSE, 0},
-    {"vocab_size", MEMBER_SIZE, AT(vocab_size)},
 };
 
 static const member qwen3_members[] = {
     {"attention_bias", MEMBER_FALSE, 0},
-    {"attention_dropout", MEMBER_NUMBER, AT(attention_dropout)},
     {"head_dim", MEMBER_SIZE, AT(kv_channels)},
-    {"hidden_act", MEMBER_ACTIVATION, AT(activation)},
-    {"hidden_size", MEMBER_SIZE, AT(hidden_size)},
-    {"initializer_range", MEMBER_NUMBER, AT(init_method_std)},
-    {"intermediate_size", MEMBER_SIZE, AT(ffn_hidden_size)},
-    {"max_position_embeddings", MEMBER_SIZE, AT(max_position_embeddings)},
-    {"num_attention_heads", MEMBER_SIZE, AT(num_attention_heads)},
-    {"num_hidden_layers", MEMBER_SIZE, AT(num_layers)},
-    {"num_key_value_heads", MEMBER_SIZE, AT(num_query_groups)},
-    {"rms_norm_eps", MEMBER_NUMBER, AT(layernorm_epsilon)},
-    {"rope_parameters", MEMBER_ROPE, AT(rotary_base)},
-    {"rope_theta", MEMBER_NUMBER, AT(rotary_base)},
-    {"tie_word_embeddings", MEMBER_FLAG, AT(share_embeddings_and_output_weights)},
     {"use_sliding_window", MEMBER_FALSE, 0},
-    {"vocab_size", MEMBER_SIZE, AT(vocab_size)},
 };
 
 /* hidden_act is what old versions read, hidden_activation what decides. */
 static const member gemma_members[] = {
     {"attention_bias", MEMBER_FALSE, 0},
-    {"attention_dropout", MEMBER_NUMBER, AT(attention_dropout)},
     {"head_dim", MEMBER_SIZE, AT(kv_channels)},
-    {"hidden_act", MEMBER_ACTIVATION, AT(activation)},
     {"hidden_activation", MEMBER_ACTIVATION, AT(activation)},
-    {"hidden_size", MEMBER_SIZE, AT(hidden_size)},
-    {"initializer_range", MEMBER_NUMBER, AT(init_method_std)},
-    {"intermediate_size", MEMBER_SIZE, AT(ffn_hidden_size)},
-    {"max_position_embeddings", MEMBER_SIZE, AT(max_position_embeddings)},
-    {"num_attention_heads", MEMBER_SIZE, AT(num_attention_heads)},
-    {"num_hidden_layers", MEMBER_SIZE, AT(num_layers)},
-    {"num_key_value_heads", MEMBER_SIZE, AT(num_query_groups)},
-    {"rms_norm_eps", MEMBER_NUMBER, AT(layernorm_epsilon)},
-    {"rope_parameters", MEMBER_ROPE, AT(rotary_base)},
-    {"rope_theta", MEMBER_NUMBER, AT(rotary_base)},
-    {"tie_word_embeddings", MEMBER_FLAG, AT(share_embeddings_and_output_weights)},
-    {"vocab_size", MEMBER_SIZE, AT(vocab_size)},
 };
 
 /* The architecture's name is its model_type. */
 typedef struct family {
     const char *architecture, *class_name;
-    const member *members;
-    size_t count;
+    struct {
+        const member *members;
+        size_t count;
+    } lists[2];
 } family;
 
+#define LIST(array)                                                                                                    \
+    { array, COUNT(array) }
 static const family families[] = {
-    {"gpt2", "GPT2LMHeadModel", gpt2_members, COUNT(gpt2_members)},
-    {"llama", "LlamaForCausalLM", llama_members, COUNT(llama_members)},
-    {"mistral", "MistralForCausalLM", mistral_members, COUNT(mistral_members)},
-    {"qwen2", "Qwen2ForCausalLM", qwen2_members, COUNT(qwen2_members)},
-    {"qwen3", "Qwen3ForCausalLM", qwen3_members, COUNT(qwen3_members)},
-    {"gemma", "GemmaForCausalLM", gemma_members, COUNT(gemma_members)},
+    {"gpt2", "GPT2LMHeadModel", {LIST(gpt2_members)}},
+    {"llama", "LlamaForCausalLM", {LIST(kin_members), LIST(llama_members)}},
+    {"mistral", "MistralForCausalLM", {LIST(kin_members), LIST(mistral_members)}},
+    {"qwen2", "Qwen2ForCausalLM", {LIST(kin_members), LIST(qwen2_members)}},
+    {"qwen3", "Qwen3ForCausalLM", {LIST(kin_members), LIST(qwen3_members)}},
+    {"gemma", "GemmaForCausalLM", {LIST(kin_members), LIST(gemma_members)}},
 };
+#undef LIST
+
+/* Member number `index` of a family, or NULL behind its last. */
+static const member *member_of(const family *of, size_t index) {
+    for (size_t list = 0; list < COUNT(of->lists); list++) {
+        if (index < of->lists[list].count)
+            return &of->lists[list].members[index];
+        index -= of->lists[list].count;
+    }
+    return NULL;
+}
 
 static const char *activation_name(loom_activation activation) {
     switch (activation) {
@@ -231,10 +194,11 @@ static bool set_token_ids(json_t *object, const loom__hf_token_ids *ids, bool nu
  * 1.0000000000000001e-5. */
 static size_t digits_needed(const family *of, const loom_model_config *config) {
     size_t digits = 1;
-    for (size_t i = 0; i < of->count; i++) {
-        if (of->members[i].kind != MEMBER_NUMBER && of->members[i].kind != MEMBER_ROPE)
+    const member *from;
+    for (size_t i = 0; (from = member_of(of, i)) != NULL; i++) {
+        if (from->kind != MEMBER_NUMBER && from->kind != MEMBER_ROPE)
             continue;
-        double value = *(const double *)(const void *)((const char *)config + of->members[i].offset);
+        double value = *(const double *)(const void *)((const char *)config + from->offset);
         char text[40];
         while (digits < 17 && (snprintf(text, sizeof text, "%.*g", (int)digits, value), strtod(text, NULL) != value))
             digits++;
@@ -270,9 +234,9 @@ loom_status loom__hf_config_text(
     json_t *object = json_pack("{s:[s], s:s, s:s, s:s, s:b}", "architectures", found->class_name, "model_type",
         found->architecture, "dtype", dtype_name(dtype), "torch_dtype", dtype_name(dtype), "use_cache", 1);
     bool whole = object != NULL && set_token_ids(object, ids, true);
-    for (size_t i = 0; whole && i < found->count; i++)
-        whole =
-            json_object_set_new(object, found->members[i].key, member_value(&found->members[i], &spec->config)) == 0;
+    const member *from;
+    for (size_t i = 0; whole && (from = member_of(found, i)) != NULL; i++)
+        whole = json_object_set_new(object, from->key, member_value(from, &spec->config)) == 0;
     return print(object, whole, digits_needed(found, &spec->config), text);
 }
 
