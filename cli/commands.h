@@ -28,6 +28,10 @@ void loom_cli_run_arguments_free(loom_cli_run_arguments *arguments);
 /* Takes one argument in; a second file is a usage error. */
 void loom_cli_run_argument(loom_cli_run_arguments *arguments, char *text, const struct argp_state *state);
 
+/* The override model.hf='DIRECTORY'. Between single quotes YAML takes no path for null or a number; a quote inside is
+ * doubled. */
+loom_status loom_cli_model_override(const char *directory, char *text, size_t bytes);
+
 /* 0 for LOOM_OK, 2 where what the user gave is wrong, 1 for other failures. */
 int loom_cli_exit_status(loom_status status);
 /* Prints "megaloom: " and each line of the recorded error on standard error, and gives the exit status. */

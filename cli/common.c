@@ -41,6 +41,19 @@ void loom_cli_run_argument(loom_cli_run_arguments *arguments, char *text, const 
         argp_error(state, "more than one run file: %s and %s", arguments->path, text);
 }
 
+loom_status loom_cli_model_override(const char *directory, char *text, size_t bytes) {
+    size_t at = (size_t)snprintf(text, bytes, "model.hf='");
+    for (const char *c = directory; *c && at + 4 <= bytes; c++) {
+        text[at++] = *c;
+        if (*c == '\'')
+            text[at++] = '\'';
+    }
+    if (at + 4 > bytes)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the Hugging Face directory is too long");
+    memcpy(text + at, "'", 2);
+    return LOOM_OK;
+}
+
 int loom_cli_exit_status(loom_status status) {
     switch (status) {
     case LOOM_OK:

@@ -242,26 +242,10 @@ static error_t take(int key, char *text, struct argp_state *state) {
     }
 }
 
-/* In single quotes YAML takes no path for null or a number; a quote inside is doubled. */
-static loom_status quote(const char *field, const char *path, char *text, size_t bytes) {
-    size_t length = strlen(field) + 2, at = (size_t)snprintf(text, bytes, "%s'", field);
-    for (const char *c = path; *c; c++)
-        length += *c == '\'' ? 2 : 1;
-    if (length >= bytes)
-        return loom_fail(LOOM_ERR_ARGUMENT, "--hf: the path is too long");
-    for (const char *c = path; *c; c++) {
-        text[at++] = *c;
-        if (*c == '\'')
-            text[at++] = '\'';
-    }
-    memcpy(text + at, "'", 2);
-    return LOOM_OK;
-}
-
 /* The run that an evaluation is: the model, its tokens' shape, the user's overrides last. */
 static loom_status load(arguments *given, const token_rows *rows, loom_run_config **config) {
     char texts[7][4200];
-    LOOM_TRY(quote("model.hf=", given->hf, texts[0], sizeof texts[0]));
+    LOOM_TRY(loom_cli_model_override(given->hf, texts[0], sizeof texts[0]));
     const char **list = calloc((size_t)given->run.override_count + 7, sizeof *list);
     if (!list)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory");

@@ -104,8 +104,9 @@ static int run(arguments *given) {
     loom_status status = find_model(given->run, model, sizeof model);
     if (!status)
         status = make_parents(given->out);
+    if (!status)
+        status = loom_cli_model_override(model, hf, sizeof hf);
     if (!status) {
-        snprintf(hf, sizeof hf, "model.hf=%s", model);
         given->options.source = model;
         status = loom_run_config_load(NULL, overrides, sizeof overrides / sizeof *overrides, &config);
     }

@@ -250,10 +250,10 @@ static loom_status generate(loom_rank *rank, void *argument) {
 static loom_status load(const arguments *given, loom_run_config **config) {
     enum { OWN = 4 };
     char hf[4200];
+    LOOM_TRY(loom_cli_model_override(given->hf, hf, sizeof hf));
     const char **list = calloc((size_t)given->run.override_count + OWN, sizeof *list);
     if (!list)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory");
-    snprintf(hf, sizeof hf, "model.hf=%s", given->hf);
     list[0] = hf;
     /* A run file's must; they have no part in generation. */
     list[1] = "data.kind=mock";
