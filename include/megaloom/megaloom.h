@@ -9,6 +9,7 @@
  *   optim, callbacks   the optimizer; the eight events of a step
  *   module, tensor     bringing one's own model and operations
  *   comm, layout       groups and collectives; who is in which group
+ *   stages, schedule   how a model is cut over a pipeline; what each stage does in which order
  *   kernels, team      the mathematics on raw arrays; compute threads
  *   safetensors, huggingface, report  files; a trained model as a directory; progress line and metrics
  *   profile            where the time goes, operation by operation
@@ -32,6 +33,8 @@
 #include <megaloom/rank.h>
 #include <megaloom/report.h>
 #include <megaloom/safetensors.h>
+#include <megaloom/schedule.h>
+#include <megaloom/stages.h>
 #include <megaloom/status.h>
 #include <megaloom/strategy.h>
 #include <megaloom/team.h>

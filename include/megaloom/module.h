@@ -5,6 +5,7 @@
 
 #include <megaloom/data.h>
 #include <megaloom/model.h>
+#include <megaloom/stages.h>
 #include <megaloom/tensor.h>
 
 #ifdef __cplusplus
@@ -18,12 +19,19 @@ typedef struct loom_module_environment {
     bool sequence_parallel;
     uint64_t seed;               /* of initial weights and dropout */
     bool perform_initialization; /* false: parameters stay zero until somebody loads them */
+    /* This rank's part of the pipeline: its chunks of the model in order of depth, one without interleaving. With one
+     * stage it is the whole model (stages is 1, and the chunk has embedding and loss). */
+    int64_t stage, stages;
+    int64_t chunk_count;
+    const loom_stage *chunks; /* [chunk_count], borrowed for the call; NULL with one stage */
+    loom_comm *pipeline_group; /* the stages, in order; of one member with one stage */
 } loom_module_environment;
 
-/* One forward of one microbatch. */
+/* One forward of one microbatch through one chunk. */
 typedef struct loom_forward {
-    const loom_batch *batch; /* borrowed until the tape has been walked or destroyed */
-    loom_tensor *input;      /* activations of the stage before; NULL on the first stage */
+    const loom_batch *batch; /* borrowed until the tape has been walked or destroyed; the same on every stage */
+    int64_t chunk;           /* of loom_module_environment.chunks; 0 without interleaving */
+    loom_tensor *input;      /* activations of the chunk before, a leaf of the tape; NULL where the model begins */
     bool training;           /* dropout is on */
     loom_tensor *
         *logits; /* not NULL: the last stage also hands out its logits [s, b, v/tp]; the caller releases them */
@@ -33,11 +41,14 @@ typedef struct loom_module {
     void *context;
     /* Makes this rank's parameters (shapes were known before). Collective over the tensor group. May be called once. */
     loom_status (*materialize)(void *context, const loom_module_environment *environment);
-    /* The parameters of this rank in model order, borrowed; after materialize. Over the tensor group each must be owned
+    /* The parameters of this rank in model order (loom_parameter.chunk says whose), borrowed; after materialize. Over the tensor group each must be owned
      * by somebody (loom_parameter.owned), or it would not count in the norm: then setup_module refuses it. */
     loom_status (*parameters)(void *context, loom_parameter *const **parameters, int64_t *count);
-    /* The last stage gives token losses [s, b] (not masked, not averaged), others activations. */
+    /* The chunk with the loss gives token losses [s, b] (not masked, not averaged), others activations. */
     loom_status (*forward)(void *context, loom_tape *tape, const loom_forward *forward, loom_tensor **output);
+    /* The shape of the activations (F32) that go from a chunk to the next one for a batch of b rows of s positions.
+     * NULL: the module cannot be cut into stages, and more than one is refused. After materialize. */
+    loom_status (*activation_shape)(void *context, int64_t b, int64_t s, int *dims, int64_t shape[LOOM_MAX_DIMS]);
     /* Sums that go beyond data-parallel reduction and partial parameters (sequence_partial, tensor_partial), e.g. of
      * replicated query groups; may be NULL. Collective over the tensor group. */
     loom_status (*finalize_gradients)(void *context);

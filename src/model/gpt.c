@@ -363,8 +363,15 @@ loom_status loom__gpt_create(
     gpt->config = *config;
     gpt->hf_directory = directory;
     gpt->initialize = initialize;
-    gpt->module =
-        (loom_module){gpt, gpt_materialize, gpt_parameters, gpt_forward, gpt_finalize, gpt_config, gpt_destroy};
+    gpt->module = (loom_module){
+        .context = gpt,
+        .materialize = gpt_materialize,
+        .parameters = gpt_parameters,
+        .forward = gpt_forward,
+        .finalize_gradients = gpt_finalize,
+        .config = gpt_config,
+        .destroy = gpt_destroy,
+    };
     *module = &gpt->module;
     return LOOM_OK;
 }

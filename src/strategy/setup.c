@@ -139,6 +139,8 @@ static loom_status setup(loom_parallel *parallel) {
         .sequence_parallel = fabric->config.sequence_parallel,
         .seed = fabric->seed,
         .perform_initialization = fabric->perform_initialization,
+        .stages = 1,
+        .chunk_count = 1,
     };
     loom_status status = module->materialize(module->context, &environment);
     if (!status)

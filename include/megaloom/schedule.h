@@ -1,0 +1,72 @@
+/* Pipeline schedules as data: what each stage does, in order, as a list of instructions. A pure generator makes the
+ * lists, a simulator proves them, the strategy interprets them. "No pipeline" is the schedule of one stage.
+ *
+ * A stage holds `chunks` chunks of the model (one without interleaving). Activations go from a chunk to the same chunk
+ * of the next stage, and from the last stage to the next chunk of the first. Orders equal Megatron-Core's
+ * (golden/pipeline/order.json); the zero-bubble schedule is ZB-H1 of Qi et al. 2023. */
+#ifndef MEGALOOM_SCHEDULE_H
+#define MEGALOOM_SCHEDULE_H
+
+#include <megaloom/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum loom_schedule_kind {
+    LOOM_SCHEDULE_1F1B,       /* interleaved where there are chunks */
+    LOOM_SCHEDULE_ZERO_BUBBLE /* 1F1B with the backward in two halves; without chunks */
+} loom_schedule_kind;
+
+typedef struct loom_schedule_config {
+    int64_t stages;       /* pipeline_model_parallel_size */
+    int64_t chunks;       /* virtual_pipeline_model_parallel_size; 0 = none */
+    int64_t microbatches; /* of a step */
+    int64_t group;        /* microbatch_group_size_per_vp_stage; 0 = stages */
+    loom_schedule_kind kind;
+    bool forward_only; /* evaluation */
+} loom_schedule_config;
+
+/* What an instruction is about is (microbatch, chunk) of the stage whose list it is in: a send's are those of the
+ * computation that made what is sent, a receive's those of the one that will use it. Sends and receives start, and do
+ * not block: a computation waits for what it reads, and a buffer that is sent is freed when the send is done. */
+typedef enum loom_instruction_kind {
+    LOOM_INSTRUCTION_FORWARD,
+    LOOM_INSTRUCTION_BACKWARD,         /* both halves */
+    LOOM_INSTRUCTION_BACKWARD_INPUT,   /* gradients of activations */
+    LOOM_INSTRUCTION_BACKWARD_WEIGHT,  /* gradients of parameters, of an earlier BACKWARD_INPUT */
+    LOOM_INSTRUCTION_SEND_NEXT,        /* the output, to the next stage */
+    LOOM_INSTRUCTION_SEND_PREVIOUS,    /* the gradient of the input, to the previous stage */
+    LOOM_INSTRUCTION_RECEIVE_PREVIOUS, /* the input, from the previous stage */
+    LOOM_INSTRUCTION_RECEIVE_NEXT,     /* the gradient of the output, from the next stage */
+    LOOM_INSTRUCTION_SYNC_OFF,         /* from here on gradients are only accumulated */
+    LOOM_INSTRUCTION_SYNC_ON,          /* the backwards that follow are the last ones: reductions may start */
+    LOOM_INSTRUCTION_GRAD_SYNC,        /* the gradients of the chunk are complete on this rank: start their reduction */
+    LOOM_INSTRUCTION_PARAM_SYNC,       /* start to gather the parameters of the chunk */
+    LOOM_INSTRUCTION_KINDS
+} loom_instruction_kind;
+
+typedef struct loom_instruction {
+    loom_instruction_kind kind;
+    int32_t chunk; /* 0 … chunks-1 */
+    int64_t microbatch;
+    int64_t exchange; /* sends and receives with the same number start together (one call of the reference) */
+} loom_instruction;
+
+typedef struct loom_schedule_list {
+    int64_t count;
+    loom_instruction *instructions;
+} loom_schedule_list;
+
+/* Whether the sizes make a schedule; all faults at once, each with the field, what was found and the nearest legal
+ * values. What the reference refuses is refused: a group outside [stages, microbatches], a last group of fewer
+ * microbatches than stages, chunks with one stage. */
+LOOM_API loom_status loom_schedule_config_check(const loom_schedule_config *config);
+/* The list of one stage; linear in its length. loom_schedule_list_free. */
+LOOM_API loom_status loom_schedule_make(const loom_schedule_config *config, int64_t stage, loom_schedule_list *list);
+LOOM_API void loom_schedule_list_free(loom_schedule_list *list);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
