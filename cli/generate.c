@@ -234,7 +234,7 @@ static loom_status generate(loom_rank *rank, void *argument) {
     loom_parallel *parallel = NULL;
     LOOM_TRY(loom_cli_check_same(rank, run->config));
     LOOM_TRY(loom_cli_fabric(rank, run->config, &fabric));
-    loom_status status = loom_cli_model(fabric, run->config, &parallel);
+    loom_status status = loom_cli_model(fabric, run->config, false, &parallel);
     bool writes = loom_rank_index(rank) == 0;
     if (!status)
         status = loom_generate(parallel, &run->prompt, 1, run->options, writes ? write_token : write_nothing, run);

@@ -228,7 +228,7 @@ static loom_status set_up(training *t) {
     LOOM_TRY(loom_cli_check_same(t->rank, config));
     LOOM_TRY(loom_cli_fabric(t->rank, config, &t->fabric));
     LOOM_TRY(loom_agree(loom_rank_world(t->rank), open_data(t)));
-    LOOM_TRY(loom_cli_model(t->fabric, config, &t->parallel));
+    LOOM_TRY(loom_cli_model(t->fabric, config, true, &t->parallel));
     loom_optimizer_setup setup = {.schedule = config->lr, .steps = config->steps};
     LOOM_TRY(loom_fabric_setup_megatron_optimizer(t->fabric, t->parallel, &config->optim, &setup, &t->optimizer));
     LOOM_TRY(make_batches(t));

@@ -80,8 +80,7 @@ static void add_column_linear(
 }
 
 /* A linear layer cut along its input (axis 1); the whole bias is added once, after the reduction. */
-static void add_row_linear(
-    list *to, const char *weight, const char *bias, int64_t out, int64_t in, bool has_bias) {
+static void add_row_linear(list *to, const char *weight, const char *bias, int64_t out, int64_t in, bool has_bias) {
     const loom_model_config *config = &to->spec->config;
     loom__parameter_descriptor *parameter = add(to, weight, 2, out, in);
     parameter->shard = LOOM__SHARD_SLICE;
@@ -99,8 +98,7 @@ static void add_layer(list *to) {
     bool gated = loom_activation_is_gated(config->activation);
     loom__biases biases = loom__model_biases(config);
     add_norm(to, "input_layernorm.weight", "input_layernorm.bias");
-    add_row_linear(to, "self_attention.linear_proj.weight", "self_attention.linear_proj.bias", h, n * d,
-        biases.proj);
+    add_row_linear(to, "self_attention.linear_proj.weight", "self_attention.linear_proj.bias", h, n * d, biases.proj);
     add_column_linear(to, "self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias", (n + 2 * g) * d, h,
         LOOM__SHARD_QKV_GROUPS, biases.qkv);
     if (config->qk_layernorm) {

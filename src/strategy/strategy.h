@@ -28,8 +28,9 @@ struct loom_fabric {
 struct loom_parallel {
     loom_fabric *fabric;
     loom_module *module;
-    bool is_gpt; /* made by loom_gpt_create */
-    loom__ddp *ddp;
+    bool is_gpt;    /* made by loom_gpt_create */
+    bool inference; /* set up without gradients */
+    loom__ddp *ddp; /* NULL for inference */
     loom_loss_reduction reduction;
     loom_parameter *const *parameters;
     int64_t parameter_count;
@@ -57,6 +58,8 @@ struct loom_batches {
     int64_t last_loader, last_batch;
 };
 
+/* LOOM_OK where the module has gradients; else LOOM_ERR_STATE, in which `who` wants them. */
+loom_status loom__parallel_check_gradients(const loom_parallel *parallel, const char *who);
 /* Fills in the sizes of a step that nobody has given, as far as its loader knows them. */
 void loom__infer_sizes(loom_step *step);
 /* Everything after the last backward: buckets, partial sums over tensor ranks, replicas. Collective. */
