@@ -355,20 +355,36 @@ static bool writes_hf(const loom_parallel *parallel) {
     return loom_comm_rank(groups[LOOM_GROUP_TP]) == 0 && loom_comm_rank(groups[LOOM_GROUP_DP]) == 0;
 }
 
+/* The tokenizer that goes along, on the rank that writes. */
+static loom_status open_tokenizer(
+    const loom_parallel *parallel, const loom_hf_save_options *options, loom_tokenizer **tokenizer) {
+    *tokenizer = NULL;
+    return writes_hf(parallel) && options->tokenizer ? loom_tokenizer_open(options->tokenizer, tokenizer) : LOOM_OK;
+}
+
 loom_status loom_gpt_check_save_hf(
     loom_parallel *parallel, const char *directory, const loom_hf_save_options *options) {
     const loom__parameter_set *set = NULL;
-    loom_hf_save_options plain = loom_hf_save_options_default();
+    loom_hf_save_options chosen = options ? *options : loom_hf_save_options_default();
+    loom_tokenizer *tokenizer;
     LOOM_TRY(gpt_set(parallel, &set));
-    loom_status status =
-        writes_hf(parallel) ? loom__hf_save_check(set, directory, options ? options : &plain) : LOOM_OK;
+    loom_status status = open_tokenizer(parallel, &chosen, &tokenizer);
+    if (!status && writes_hf(parallel))
+        status = loom__hf_save_check(set, directory, &chosen, tokenizer);
+    loom_tokenizer_destroy(tokenizer);
     return loom_agree(loom_rank_world(parallel->fabric->rank), status);
 }
 
 loom_status loom_gpt_save_hf(loom_parallel *parallel, const char *directory, const loom_hf_save_options *options) {
     const loom__parameter_set *set = NULL;
-    loom_hf_save_options plain = loom_hf_save_options_default();
+    loom_hf_save_options chosen = options ? *options : loom_hf_save_options_default();
+    loom_comm *world = loom_rank_world(parallel->fabric->rank);
+    loom_tokenizer *tokenizer;
     LOOM_TRY(gpt_set(parallel, &set));
-    return loom__hf_save(set, parallel->fabric->groups[LOOM_GROUP_TP], loom_rank_world(parallel->fabric->rank),
-        writes_hf(parallel), directory, options ? options : &plain);
+    loom_status status = loom_agree(world, open_tokenizer(parallel, &chosen, &tokenizer));
+    if (!status)
+        status = loom__hf_save(
+            set, parallel->fabric->groups[LOOM_GROUP_TP], world, writes_hf(parallel), directory, &chosen, tokenizer);
+    loom_tokenizer_destroy(tokenizer);
+    return status;
 }

@@ -292,7 +292,7 @@ static loom_status refuse(loom_rank *rank, void *argument) {
     options = plain;
     options.tokenizer = "words";
     if (!status)
-        status = must_refuse(&model, path, &options, LOOM_ERR_ARGUMENT, "\"words\"");
+        status = must_refuse(&model, path, &options, LOOM_ERR_UNSUPPORTED, "'words'");
     /* A weight that fp16 cannot hold ends the export on both ranks, and nothing stays. */
     loom_parameter *const *parameters;
     int64_t count;
