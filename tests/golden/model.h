@@ -465,4 +465,35 @@ static inline int golden_main(golden_suite *suite, const struct CMUnitTest *alon
     return _cmocka_run_group_tests(suite->name, launched, launched_count, NULL, NULL);
 }
 
+static inline void golden_world_of_1(void **state) {
+    golden_world(*state, 1);
+}
+
+static inline void golden_world_of_2(void **state) {
+    golden_world(*state, 2);
+}
+
+static inline void golden_world_of_4(void **state) {
+    golden_world(*state, 4);
+}
+
+static inline void golden_world_launched(void **state) {
+    golden_world(*state, 0);
+}
+
+/* The whole of a program with one claim: the tests CLAIM_on_1_rank, …_on_2_ranks, …_on_4_ranks, …_on_launched_ranks. */
+static inline int golden_claim(golden_suite *suite, const char *claim) {
+    enum { WORLDS = 3 };
+    const CMUnitTestFunction worlds[WORLDS + 1] = {
+        golden_world_of_1, golden_world_of_2, golden_world_of_4, golden_world_launched};
+    const char *const where[WORLDS + 1] = {"1_rank", "2_ranks", "4_ranks", "launched_ranks"};
+    char names[WORLDS + 1][GOLDEN_TEXT];
+    struct CMUnitTest tests[WORLDS + 1];
+    for (int i = 0; i <= WORLDS; i++) {
+        snprintf(names[i], sizeof names[i], "%s_on_%s", claim, where[i]);
+        tests[i] = (struct CMUnitTest){.name = names[i], .test_func = worlds[i], .initial_state = suite};
+    }
+    return golden_main(suite, tests, WORLDS, tests + WORLDS, 1);
+}
+
 #endif
