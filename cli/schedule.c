@@ -17,6 +17,9 @@ enum { EXIT_USAGE = 2 };
 /* Forwards of all stages together: up to here lists and simulation take seconds and about a gigabyte. */
 enum { FORWARDS_MAX = 1 << 22 };
 
+/* A picture of more would take a viewer minutes, and its computations be thinner than a pixel. */
+enum { DRAWN_MAX = 1 << 17 };
+
 enum {
     KEY_PP = 'p',
     KEY_VP = 'v',
@@ -260,6 +263,10 @@ static loom_status write_file(const loom_cli_schedule_data *schedule, const char
 
 static loom_status answer(const schedule_request *request, loom_cli_schedule_data *schedule) {
     LOOM_TRY(make(request, schedule));
+    if (request->svg && schedule->result.event_count > DRAWN_MAX)
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "--svg: there are %" PRId64 " computations, expected at most %d in a picture (--trace takes any number)",
+            schedule->result.event_count, DRAWN_MAX);
     if (request->svg)
         LOOM_TRY(write_file(schedule, request->svg, true));
     if (request->trace)
