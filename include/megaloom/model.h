@@ -4,6 +4,7 @@
 
 #include <megaloom/kernels.h>
 #include <megaloom/layout.h>
+#include <megaloom/stages.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,8 +24,8 @@ typedef enum loom_rope_scaling {
 } loom_rope_scaling;
 typedef enum loom_recompute { LOOM_RECOMPUTE_NONE, LOOM_RECOMPUTE_SELECTIVE, LOOM_RECOMPUTE_FULL } loom_recompute;
 
-/* How a model is cut over pipeline and context ranks. Only the defaults are supported yet; other values are refused by
- * name. */
+/* How a model is cut over pipeline ranks (see stages.h) and context ranks. The last three have only their defaults yet;
+ * other values are refused by name. */
 typedef struct loom_model_parallel_config {
     int64_t num_layers_in_first_pipeline_stage; /* 0 = as all others */
     int64_t num_layers_in_last_pipeline_stage;
@@ -133,6 +134,10 @@ typedef struct loom_model_description {
 } loom_model_description;
 /* Derived values of the configuration may still be 0. Errors: those of the configuration. */
 LOOM_API loom_status loom_model_describe(const loom_model_config *config, loom_model_description *description);
+/* The same of one chunk of a pipeline. The chunk of the loss, where it is not that of the embedding, holds a copy of a
+ * tied embedding, counted as its head: so the chunks of a model with a tied head have more together than the model. */
+LOOM_API loom_status loom_model_describe_stage(
+    const loom_model_config *config, const loom_stage *stage, loom_model_description *description);
 /* The tensor-parallel sizes the model can be cut into, ascending: sizes[0…min(count, capacity)). Returns their count, 0
  * for a configuration with faults. Follows config->replicate_query_groups. */
 LOOM_API int64_t loom_model_tensor_sizes(const loom_model_config *config, int64_t *sizes, int64_t capacity);
