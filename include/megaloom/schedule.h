@@ -25,6 +25,10 @@ typedef struct loom_schedule_config {
     int64_t group;        /* microbatch_group_size_per_vp_stage; 0 = stages */
     loom_schedule_kind kind;
     bool forward_only; /* evaluation */
+    /* The reductions of all stages start at the same time, by GRAD_SYNC, and the gathers by PARAM_SYNC, as the
+     * reference does with align_grad_reduce and align_param_gather. Otherwise each chunk's reduction may start with its
+     * last backward (SYNC_ON), and neither instruction occurs. */
+    bool align_sync;
 } loom_schedule_config;
 
 /* What an instruction is about is (microbatch, chunk) of the stage whose list it is in: a send's are those of the
@@ -40,17 +44,17 @@ typedef enum loom_instruction_kind {
     LOOM_INSTRUCTION_RECEIVE_PREVIOUS, /* the input, from the previous stage */
     LOOM_INSTRUCTION_RECEIVE_NEXT,     /* the gradient of the output, from the next stage */
     LOOM_INSTRUCTION_SYNC_OFF,         /* from here on gradients are only accumulated */
-    LOOM_INSTRUCTION_SYNC_ON,          /* the backwards that follow are the last ones: reductions may start */
-    LOOM_INSTRUCTION_GRAD_SYNC,        /* the gradients of the chunk are complete on this rank: start their reduction */
-    LOOM_INSTRUCTION_PARAM_SYNC,       /* start to gather the parameters of the chunk */
+    LOOM_INSTRUCTION_SYNC_ON,    /* the backwards (weight halves) that follow are the last ones: reductions may start */
+    LOOM_INSTRUCTION_GRAD_SYNC,  /* the gradients of the chunk are complete on this rank: start their reduction */
+    LOOM_INSTRUCTION_PARAM_SYNC, /* start to gather the parameters of the chunk */
     LOOM_INSTRUCTION_KINDS
 } loom_instruction_kind;
 
 typedef struct loom_instruction {
     loom_instruction_kind kind;
-    int32_t chunk; /* 0 … chunks-1 */
-    int64_t microbatch;
-    int64_t exchange; /* sends and receives with the same number start together (one call of the reference) */
+    int32_t chunk;      /* 0 … chunks-1 */
+    int64_t microbatch; /* -1 where it is about none: SYNC_OFF and all below it */
+    int64_t exchange; /* sends and receives with the same number start together (one call of the reference); else -1 */
 } loom_instruction;
 
 typedef struct loom_schedule_list {
@@ -65,6 +69,22 @@ LOOM_API loom_status loom_schedule_config_check(const loom_schedule_config *conf
 /* The list of one stage; linear in its length. loom_schedule_list_free. */
 LOOM_API loom_status loom_schedule_make(const loom_schedule_config *config, int64_t stage, loom_schedule_list *list);
 LOOM_API void loom_schedule_list_free(loom_schedule_list *list);
+
+/* A virtual microbatch is one microbatch in one chunk of a stage. Stages go through chunk 0 with `group` microbatches,
+ * then through chunk 1 with the same, …; after the last chunk come the next `group`. This is number `index` (from 0) of
+ * the forwards, or of the backwards, whose chunks are in reverse. Sizes need not make a schedule; they are positive. */
+LOOM_API void loom_schedule_virtual_microbatch(
+    const loom_schedule_config *config, int64_t index, bool backward, int64_t *microbatch, int32_t *chunk);
+
+typedef struct loom_schedule_counts {
+    int64_t total;      /* virtual microbatches of the stage */
+    int64_t warmup;     /* forwards before the first backward, less the one that it follows in the steady state */
+    int64_t remaining;  /* of the steady state: one forward, one backward */
+    bool all_in_warmup; /* there is no steady state */
+} loom_schedule_counts;
+/* How a stage divides its work, in the numbers of the reference's get_pp_rank_microbatches (one stage counts a warm-up
+ * of one). Sizes need not make a schedule; they are positive. */
+LOOM_API void loom_schedule_count(const loom_schedule_config *config, int64_t stage, loom_schedule_counts *counts);
 
 #ifdef __cplusplus
 }
