@@ -342,8 +342,9 @@ loom_status loom_gpt_write_hf(loom_parallel *parallel, bool gradients, loom_safe
     LOOM_TRY(gpt_set(parallel, &set));
     if (gradients)
         LOOM_TRY(loom__parallel_check_gradients(parallel, "write_hf"));
-    return loom__hf_write(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA,
-        parallel->fabric->groups[LOOM_GROUP_TP], (float)(gradients ? parallel->token_factor : 1), writer);
+    loom_comm *const *groups = parallel->fabric->groups;
+    return loom__hf_write(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA, groups[LOOM_GROUP_TP],
+        groups[LOOM_GROUP_PP], (float)(gradients ? parallel->token_factor : 1), writer);
 }
 
 typedef struct visit_context {
@@ -352,9 +353,9 @@ typedef struct visit_context {
     void *context;
 } visit_context;
 
-static loom_status visit(void *argument, int64_t index, const float *canonical) {
+static loom_status visit(void *argument, int64_t number, const float *canonical) {
     const visit_context *to = argument;
-    const loom__parameter_descriptor *descriptor = &to->set->spec->parameters[index];
+    const loom__parameter_descriptor *descriptor = &to->set->spec->parameters[number];
     return to->body(to->context, descriptor->name, descriptor->dims, descriptor->shape, canonical);
 }
 
@@ -365,14 +366,16 @@ loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
     LOOM_TRY(gpt_set(parallel, &set));
     if (gradients)
         LOOM_TRY(loom__parallel_check_gradients(parallel, "visit"));
+    loom_comm *const *groups = parallel->fabric->groups;
     visit_context visited = {set, body, context};
     return loom__parameter_set_visit(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA,
-        parallel->fabric->groups[LOOM_GROUP_TP], (float)(gradients ? parallel->token_factor : 1), visit, &visited);
+        groups[LOOM_GROUP_TP], groups[LOOM_GROUP_PP], (float)(gradients ? parallel->token_factor : 1), visit, &visited);
 }
 
 static bool writes_hf(const loom_parallel *parallel) {
     loom_comm *const *groups = parallel->fabric->groups;
-    return loom_comm_rank(groups[LOOM_GROUP_TP]) == 0 && loom_comm_rank(groups[LOOM_GROUP_DP]) == 0;
+    return loom_comm_rank(groups[LOOM_GROUP_TP]) == 0 && loom_comm_rank(groups[LOOM_GROUP_DP]) == 0 &&
+           loom_comm_rank(groups[LOOM_GROUP_PP]) == 0;
 }
 
 /* The tokenizer that goes along, on the rank that writes. */
@@ -401,10 +404,11 @@ loom_status loom_gpt_save_hf(loom_parallel *parallel, const char *directory, con
     loom_comm *world = loom_rank_world(parallel->fabric->rank);
     loom_tokenizer *tokenizer;
     LOOM_TRY(gpt_set(parallel, &set));
+    loom_comm *const *groups = parallel->fabric->groups;
     loom_status status = loom_agree(world, open_tokenizer(parallel, &chosen, &tokenizer));
     if (!status)
-        status = loom__hf_save(
-            set, parallel->fabric->groups[LOOM_GROUP_TP], world, writes_hf(parallel), directory, &chosen, tokenizer);
+        status = loom__hf_save(set, groups[LOOM_GROUP_TP], groups[LOOM_GROUP_PP], world, writes_hf(parallel), directory,
+            &chosen, tokenizer);
     loom_tokenizer_destroy(tokenizer);
     return status;
 }
