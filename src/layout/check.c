@@ -5,6 +5,7 @@
  * equal). */
 #include "base/faults.h"
 #include "layout/layout.h"
+#include "layout/legal.h"
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -26,53 +27,6 @@ static int64_t common_divisor(int64_t a, int64_t b) {
         b = rest;
     }
     return a;
-}
-
-/* Text such as "2 or 4": the divisors of n next to v, which is none. */
-typedef struct nearest {
-    char text[48];
-} nearest;
-
-static nearest nearest_pair(int64_t below, int64_t above) {
-    nearest near = {""};
-    if (below > 0 && above > 0)
-        snprintf(near.text, sizeof near.text, "%" PRId64 " or %" PRId64, below, above);
-    else
-        snprintf(near.text, sizeof near.text, "%" PRId64, below > 0 ? below : above);
-    return near;
-}
-
-static nearest nearest_divisors(int64_t n, int64_t v) {
-    /* The search takes the root of n steps; beyond this bound it would be felt, and 1 divides everything. */
-    enum { SEARCH_MAX = 1 << 20 };
-    int64_t below = 1, above = n > v ? n : 0;
-    for (int64_t d = 1; d <= n / d && d <= SEARCH_MAX; d++) {
-        if (n % d != 0)
-            continue;
-        const int64_t pair[2] = {d, n / d};
-        for (int i = 0; i < 2; i++) {
-            if (pair[i] < v && pair[i] > below)
-                below = pair[i];
-            if (pair[i] > v && (above == 0 || pair[i] < above))
-                above = pair[i];
-        }
-    }
-    return nearest_pair(below < v ? below : 0, above);
-}
-
-static nearest nearest_multiples(int64_t unit, int64_t v) {
-    int64_t below = v / unit * unit;
-    return nearest_pair(below, below > INT64_MAX - unit ? 0 : below + unit);
-}
-
-/* Appends "; nearest legal <name> <values>" (or ", <name> <values>" after the first) for a size v that shares n with
- * `others`. */
-static void suggest(char *text, size_t bytes, const char *name, int64_t n, int64_t others, int64_t v) {
-    if (others <= 0 || n % others != 0 || n / others % v == 0)
-        return;
-    size_t used = strlen(text);
-    snprintf(text + used, bytes - used, "%s %s %s", used > 0 ? "," : "; nearest legal", name,
-        nearest_divisors(n / others, v).text);
 }
 
 static int64_t check_least(loom__faults *faults, const char *name, int64_t value, int64_t least) {
@@ -194,9 +148,12 @@ static int64_t check_world(loom__faults *faults, const loom_parallel_sizes *s, i
             " x context_parallel_size %" PRId64,
             s->tensor, s->pipeline, s->context);
     if (!with_encoder) {
-        suggest(legal, sizeof legal, "tensor_model_parallel_size", world, times(s->pipeline, s->context), s->tensor);
-        suggest(legal, sizeof legal, "pipeline_model_parallel_size", world, times(s->tensor, s->context), s->pipeline);
-        suggest(legal, sizeof legal, "context_parallel_size", world, times(s->tensor, s->pipeline), s->context);
+        loom__suggest_size(
+            legal, sizeof legal, "tensor_model_parallel_size", world, times(s->pipeline, s->context), s->tensor);
+        loom__suggest_size(
+            legal, sizeof legal, "pipeline_model_parallel_size", world, times(s->tensor, s->context), s->pipeline);
+        loom__suggest_size(
+            legal, sizeof legal, "context_parallel_size", world, times(s->tensor, s->pipeline), s->context);
     }
     if (model == INT64_MAX) {
         loom__faults_add(faults, LOOM_ERR_CONFIG, "%s is 2^63 or more, world_size %" PRId64 "%s", what, world, legal);
@@ -204,7 +161,7 @@ static int64_t check_world(loom__faults *faults, const loom_parallel_sizes *s, i
     }
     size_t used = strlen(legal);
     snprintf(legal + used, sizeof legal - used, "%s world_size %s", used > 0 ? ", or" : "; nearest legal",
-        nearest_multiples(model, world).text);
+        loom__nearest_multiples(model, world).text);
     loom__faults_add(faults, LOOM_ERR_CONFIG, "%s = %" PRId64 " %s world_size %" PRId64 "%s", what, model,
         model > world ? "is more than" : "does not divide", world, legal);
     return 0;
@@ -218,8 +175,8 @@ static int64_t check_experts(loom__faults *faults, int64_t decoder_ranks, int64_
     if (model > 0 && decoder_ranks % model == 0)
         return decoder_ranks / model;
     char legal[256] = "";
-    suggest(legal, sizeof legal, "expert_model_parallel_size", decoder_ranks, times(etp, pp), ep);
-    suggest(legal, sizeof legal, "expert_tensor_parallel_size", decoder_ranks, times(ep, pp), etp);
+    loom__suggest_size(legal, sizeof legal, "expert_model_parallel_size", decoder_ranks, times(etp, pp), ep);
+    loom__suggest_size(legal, sizeof legal, "expert_tensor_parallel_size", decoder_ranks, times(ep, pp), etp);
     loom__faults_add(faults, LOOM_ERR_CONFIG,
         "expert_tensor_parallel_size %" PRId64 " x expert_model_parallel_size %" PRId64
         " x pipeline_model_parallel_size %" PRId64 " does not divide the %" PRId64 " ranks%s",
@@ -267,7 +224,7 @@ static void check_instances(loom__faults *faults, int64_t instances, int64_t rep
             "num_distributed_optimizer_instances is %" PRId64
             ": expected a divisor of data x context parallel size %" PRId64
             " and of the expert data parallel size %" PRId64 "; nearest legal %s",
-            instances, replicas, expert_data, nearest_divisors(common, instances).text);
+            instances, replicas, expert_data, loom__nearest_divisors(common, instances).text);
 }
 
 /* An encoder group of enc_tp ranks serves a run of consecutive decoder pipelines. The run stays within one
@@ -288,7 +245,7 @@ static void check_encoder_mixing(loom__faults *faults, const loom__layout_checke
         ": some pipeline would join ranks of different data-parallel or context rank (data parallel size %" PRId64
         ", context_parallel_size %" PRId64 "); nearest legal encoder_tensor_model_parallel_size %s",
         encoder_tensor, s->tensor, c->data, s->context,
-        tensor_first ? nearest_divisors(s->tensor, encoder_tensor).text : nearest_pair(0, s->tensor).text);
+        tensor_first ? loom__nearest_divisors(s->tensor, encoder_tensor).text : loom__nearest_pair(0, s->tensor).text);
 }
 
 loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_checked *out) {
