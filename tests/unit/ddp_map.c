@@ -18,7 +18,7 @@ static int64_t bucket_count, elements;
 static void map(const int64_t *counts, int64_t count, int64_t bucket_size) {
     memset(places, 0, sizeof places);
     memset(buckets, 0, sizeof buckets);
-    assert_int_equal(loom__ddp_map(counts, count, bucket_size, places, buckets, &bucket_count, &elements), LOOM_OK);
+    assert_int_equal(loom__ddp_map(counts, NULL, count, bucket_size, places, buckets, &bucket_count, &elements), LOOM_OK);
 }
 
 static void buckets_hold_the_parameters_that_megatron_puts_there(void **state) {
@@ -90,9 +90,9 @@ static void the_default_bucket_size_is_megatrons(void **state) {
 static void sizes_that_cannot_be_are_refused(void **state) {
     (void)state;
     const int64_t negative[] = {3, -1}, huge[] = {INT64_MAX / 8, INT64_MAX / 8, 5};
-    assert_int_equal(loom__ddp_map(negative, 2, 0, places, buckets, &bucket_count, &elements), LOOM_ERR_ARGUMENT);
+    assert_int_equal(loom__ddp_map(negative, NULL, 2, 0, places, buckets, &bucket_count, &elements), LOOM_ERR_ARGUMENT);
     assert_non_null(strstr(loom_error_message(), "parameter 1 of 2 has -1 elements"));
-    assert_int_equal(loom__ddp_map(huge, 3, 0, places, buckets, &bucket_count, &elements), LOOM_ERR_ARGUMENT);
+    assert_int_equal(loom__ddp_map(huge, NULL, 3, 0, places, buckets, &bucket_count, &elements), LOOM_ERR_ARGUMENT);
     assert_non_null(strstr(loom_error_message(), "parameter 0 of 3"));
 }
 
