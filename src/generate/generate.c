@@ -69,6 +69,7 @@ static loom_status check_asked(
     if (!parallel->is_gpt)
         return loom_fail(
             LOOM_ERR_UNSUPPORTED, "not supported yet: generation with a module that was not made by loom_gpt_create");
+    LOOM_TRY(loom__decoder_check(parallel->module));
     int64_t vocabulary = loom_parallel_model_config(parallel)->vocab_size;
     int64_t positions = loom__decoder_positions(parallel->module);
     LOOM_TRY(check_options(options, vocabulary));

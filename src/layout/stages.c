@@ -73,9 +73,9 @@ static bool check_chunks(const loom_stage_split *s, int64_t *chunks, loom__stage
     } else if (count->stages % pp != 0) {
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "pipeline_model_parallel_layout: '%.80s' has %" PRId64
-            " stages, expected a multiple of pipeline_model_parallel_size %" PRId64
+            " stage%s, expected a multiple of pipeline_model_parallel_size %" PRId64
             ": nearest legal %s stages, or pipeline_model_parallel_size %s",
-            text, count->stages, pp, loom__nearest_multiples(pp, count->stages).text,
+            text, count->stages, count->stages == 1 ? "" : "s", pp, loom__nearest_multiples(pp, count->stages).text,
             loom__nearest_divisors(count->stages, pp).text);
     } else if (vp > 0 && count->stages != pp * vp) {
         loom__faults_add(faults, LOOM_ERR_CONFIG,

@@ -45,6 +45,12 @@ static bool too_long(reader *r) {
     return false;
 }
 
+enum { MANY = 2 * LOOM__STAGES_MAX }; /* where counting stops */
+
+static int64_t at_most_many(int64_t a) {
+    return a < MANY ? a : MANY;
+}
+
 /* "*n" behind a symbol or a group. */
 static bool read_times(reader *r, bool required, int64_t *times) {
     *times = 1;
@@ -56,7 +62,7 @@ static bool read_times(reader *r, bool required, int64_t *times) {
     size_t first = r->at;
     int64_t n = 0;
     for (; isdigit((unsigned char)r->text[r->at]); r->at++)
-        n = n > LOOM__STAGES_MAX ? n : n * 10 + (r->text[r->at] - '0');
+        n = at_most_many(n * 10 + (r->text[r->at] - '0'));
     if (n == 0) {
         r->at = first;
         return fault(r, "a number of repeats >= 1");
@@ -110,12 +116,6 @@ static bool read_parts(reader *r, int depth) {
             return fault(r, "E, t, m, L, |, (…)*n or *n");
         }
     }
-}
-
-enum { MANY = 2 * LOOM__STAGES_MAX }; /* where counting stops */
-
-static int64_t at_most_many(int64_t a) {
-    return a < MANY ? a : MANY;
 }
 
 typedef struct totals {

@@ -24,9 +24,20 @@ int64_t loom__decoder_positions(const loom_module *module) {
     }
 }
 
+loom_status loom__decoder_check(const loom_module *module) {
+    const loom_module_environment *environment = &((const loom__gpt *)module->context)->environment;
+    if (environment->stages > 1 || environment->chunk_count > 1)
+        return loom_fail(LOOM_ERR_UNSUPPORTED,
+            "not supported yet: generation with a model that is cut into %lld stages of %lld chunks; generate with "
+            "pipeline_model_parallel_size 1, from the weights that loom_gpt_save_hf writes",
+            (long long)environment->stages, (long long)environment->chunk_count);
+    return LOOM_OK;
+}
+
 loom_status loom__decoder_create(const loom_module *module, int64_t b, int64_t capacity, loom__decoder **out) {
     const loom__gpt *gpt = module->context;
     const loom_model_config *config = &gpt->config;
+    LOOM_TRY(loom__decoder_check(module));
     int64_t groups = config->num_query_groups / loom_comm_size(gpt->environment.tensor_group);
     loom__decoder *decoder = calloc(1, sizeof *decoder);
     if (!decoder)

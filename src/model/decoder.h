@@ -6,6 +6,10 @@
 
 typedef struct loom__decoder loom__decoder;
 
+/* Whether the module (of loom__gpt_create, materialized) can be decoded with: on one stage, in one chunk. Errors:
+ * LOOM_ERR_UNSUPPORTED says what to do instead. */
+loom_status loom__decoder_check(const loom_module *module);
+
 /* For b rows of at most `capacity` positions together with what it will be given. The module (borrowed) must be of
  * loom__gpt_create and materialized. Not collective. */
 loom_status loom__decoder_create(const loom_module *module, int64_t b, int64_t capacity, loom__decoder **decoder);

@@ -8,19 +8,28 @@
 #include <megaloom/module.h>
 #include <megaloom/safetensors.h>
 
+/* One chunk of this rank. */
+typedef struct loom__gpt_chunk {
+    loom_stage place;
+    const loom__layer *layers; /* place.layers of them, among loom__gpt.layers */
+} loom__gpt_chunk;
+
 typedef struct loom__gpt {
     loom_module module;       /* first: what users see */
     loom_model_config config; /* as given, completed at materialize */
     bool initialize;    /* false: created inside megatron_context; parameters stay zero until somebody loads them */
     char *hf_directory; /* where weights come from, or NULL */
-    loom_module_environment environment;
+    loom_module_environment environment; /* its chunks are below */
     loom__model_spec *spec;
+    loom__part *part;
     loom__parameter_set *set;
+    int64_t chunk_count, layer_count; /* this rank's */
+    loom__gpt_chunk *chunks;
     loom__layer *layers;
-    loom_parameter *word_embeddings, *position_embeddings, *final_norm, *final_norm_bias,
-        *output; /* output: tied or own */
+    /* NULL where no chunk needs them. output: the word embeddings, a copy of them, or a head of its own. */
+    loom_parameter *word_embeddings, *position_embeddings, *final_norm, *final_norm_bias, *output;
     float *cosine, *sine;
-    loom_rope_table rope;
+    loom_rope_table rope; /* empty without layers */
     loom_comm
         *replicas; /* tensor ranks that hold a copy of the same key/value group; NULL where groups are not replicated */
 } loom__gpt;
@@ -30,26 +39,31 @@ typedef struct loom__gpt {
 loom_status loom__gpt_create(
     const loom_model_config *config, const char *hf_directory, bool initialize, loom_module **module);
 
+/* The module's forward and activation_shape; context is the loom__gpt. */
+loom_status loom__gpt_forward(void *context, loom_tape *tape, const loom_forward *forward, loom_tensor **output);
+loom_status loom__gpt_activation_shape(void *context, int64_t b, int64_t s, int *dims, int64_t shape[LOOM_MAX_DIMS]);
+
 /* Whether loom__gpt_create made the module: its context is a loom__gpt. */
 bool loom__module_is_gpt(const loom_module *module);
 
 /* The logits [1, b, v/tp] of what follows the last of m's positions, from tokens [b, s] (borrowed for the call). m has
- * a cache and no sequence parallelism, and its positions are those behind the cache's; the tape does not record.
+ * a cache and no sequence parallelism, and its positions are those behind the cache's; the tape does not record. The
+ * rank holds the whole model.
  * Collective over the tensor group. */
 loom_status loom__gpt_next_logits(
     const loom__gpt *gpt, loom_tape *tape, loom__microbatch *m, int64_t *tokens, loom_tensor **logits);
 
 /* Reads config.json of a Hugging Face directory into *config (all fields). */
 loom_status loom__hf_read_config(const char *directory, loom_model_config *config);
-/* Fills the set from the directory's safetensors; every tensor the model needs must be there with the right shape, and
- * none may be there that it does not know. */
+/* Fills the set from the directory's safetensors, reading no other tensors than the set's; every tensor the whole model
+ * needs must be there with the right shape, and none may be there that it does not know. */
 loom_status loom__hf_load(const char *directory, loom__parameter_set *set);
-/* Describes all tensors of the set, in Hugging Face names and shapes, to a writer. */
+/* Describes all tensors of the set's model, in Hugging Face names and shapes, to a writer. */
 loom_status loom__hf_describe(const loom__parameter_set *set, loom_safetensors_writer *writer);
-/* Their values or gradients, times factor, in the order of the descriptions. Collective over tp; written where writer
- * is not NULL. */
-loom_status loom__hf_write(const loom__parameter_set *set, loom__parameter_array array, loom_comm *tp, float factor,
-    loom_safetensors_writer *writer);
+/* Their values or gradients, times factor, in the order of the descriptions. Collective over tp and pp; written where
+ * writer is not NULL. */
+loom_status loom__hf_write(const loom__parameter_set *set, loom__parameter_array array, loom_comm *tp, loom_comm *pp,
+    float factor, loom_safetensors_writer *writer);
 
 /* values = the file tensor, one of those that the parameter is made of, from the parameter's canonical tensor. */
 loom_status loom__hf_fill(const loom__model_spec *spec, const loom__parameter_descriptor *descriptor,
@@ -60,9 +74,9 @@ loom_status loom__hf_read_config_text(const char *directory, char *path, size_t 
 /* Whether the model can be written to `directory`; by the rank that writes. */
 loom_status loom__hf_save_check(
     const loom__parameter_set *set, const char *directory, const loom_hf_save_options *options);
-/* The set as a Hugging Face directory, written by the rank with `writes`, one of a tensor group. Collective over
- * `world`; `tp` is this rank's tensor group. */
-loom_status loom__hf_save(const loom__parameter_set *set, loom_comm *tp, loom_comm *world, bool writes,
+/* The set's model as a Hugging Face directory, written by the rank with `writes`, one of a tensor and pipeline group.
+ * Collective over `world`; `tp` and `pp` are this rank's tensor and pipeline groups. */
+loom_status loom__hf_save(const loom__parameter_set *set, loom_comm *tp, loom_comm *pp, loom_comm *world, bool writes,
     const char *directory, const loom_hf_save_options *options);
 
 #endif

@@ -134,8 +134,7 @@ static loom_status check_nothing_left(const loom_safetensors *file, const loom__
 }
 
 static loom_status import_parameter(import_context *context, loom__parameter_set *set, int64_t index) {
-    const loom__parameter_descriptor *descriptor = &set->spec->parameters[index];
-    LOOM_TRY(loom__hf_parameter_tensors(set->spec, descriptor, check_shape, context));
+    const loom__parameter_descriptor *descriptor = &set->spec->parameters[set->part->entries[index].canonical];
     context->canonical = malloc((size_t)(loom__descriptor_count(descriptor) + 1) * sizeof(float));
     if (!context->canonical)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", descriptor->name);
@@ -167,6 +166,9 @@ loom_status loom__hf_load(const char *directory, loom__parameter_set *set) {
     LOOM_TRY(open_weights(directory, &file));
     import_context context = {.file = file, .spec = set->spec};
     loom_status status = check_nothing_left(file, set->spec);
+    /* Also what other stages read: a directory is refused alike on every rank. */
+    for (int64_t i = 0; !status && i < set->spec->count; i++)
+        status = loom__hf_parameter_tensors(set->spec, &set->spec->parameters[i], check_shape, &context);
     for (int64_t i = 0; !status && i < set->count; i++)
         status = import_parameter(&context, set, i);
     free(context.values);
@@ -227,9 +229,9 @@ typedef struct export_all {
     loom_safetensors_writer *writer; /* NULL: this rank only takes part in the gathers */
 } export_all;
 
-static loom_status export_parameter(void *argument, int64_t index, const float *canonical) {
+static loom_status export_parameter(void *argument, int64_t number, const float *canonical) {
     const export_all *all = argument;
-    const loom__parameter_descriptor *descriptor = &all->set->spec->parameters[index];
+    const loom__parameter_descriptor *descriptor = &all->set->spec->parameters[number];
     if (!all->writer)
         return LOOM_OK;
     write_context context = {all->writer, all->set->spec, descriptor, canonical};
@@ -238,13 +240,13 @@ static loom_status export_parameter(void *argument, int64_t index, const float *
 
 loom_status loom__hf_describe(const loom__parameter_set *set, loom_safetensors_writer *writer) {
     LOOM_TRY(loom__hf_check(set->spec));
-    for (int64_t i = 0; i < set->count; i++)
+    for (int64_t i = 0; i < set->spec->count; i++)
         LOOM_TRY(loom__hf_parameter_tensors(set->spec, &set->spec->parameters[i], describe_tensor, writer));
     return LOOM_OK;
 }
 
-loom_status loom__hf_write(const loom__parameter_set *set, loom__parameter_array array, loom_comm *tp, float factor,
-    loom_safetensors_writer *writer) {
+loom_status loom__hf_write(const loom__parameter_set *set, loom__parameter_array array, loom_comm *tp, loom_comm *pp,
+    float factor, loom_safetensors_writer *writer) {
     export_all all = {set, writer};
-    return loom__parameter_set_visit(set, array, tp, factor, export_parameter, &all);
+    return loom__parameter_set_visit(set, array, tp, pp, factor, export_parameter, &all);
 }

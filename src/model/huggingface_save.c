@@ -73,7 +73,7 @@ static loom_status plan_tensor(void *argument, const loom__hf_tensor *tensor) {
 static loom_status make_plan(const loom__parameter_set *set, const loom_hf_save_options *options, plan *made) {
     *made =
         (plan){.max_shard_bytes = options->max_shard_bytes, .element_bytes = (int64_t)loom_dtype_size(options->dtype)};
-    for (int64_t i = 0; i < set->count; i++)
+    for (int64_t i = 0; i < set->spec->count; i++)
         LOOM_TRY(loom__hf_parameter_tensors(set->spec, &set->spec->parameters[i], plan_tensor, made));
     return LOOM_OK;
 }
@@ -210,11 +210,11 @@ static loom_status write_tensor(void *argument, const loom__hf_tensor *tensor) {
 
 /* Each parameter ends in an agreement: a full disk ends the export on every rank, and nobody waits longer than for one
  * parameter. */
-static loom_status save_parameter(void *argument, int64_t index, const float *canonical) {
+static loom_status save_parameter(void *argument, int64_t number, const float *canonical) {
     save *s = argument;
     loom_status status = LOOM_OK;
     if (s->writes) {
-        s->descriptor = &s->set->spec->parameters[index];
+        s->descriptor = &s->set->spec->parameters[number];
         s->canonical = canonical;
         status = loom__hf_parameter_tensors(s->set->spec, s->descriptor, write_tensor, s);
     }
@@ -271,12 +271,12 @@ static loom_status finish(save *s, const char *directory) {
     return loom__hf_directory_commit(directory, s->temporary);
 }
 
-loom_status loom__hf_save(const loom__parameter_set *set, loom_comm *tp, loom_comm *world, bool writes,
+loom_status loom__hf_save(const loom__parameter_set *set, loom_comm *tp, loom_comm *pp, loom_comm *world, bool writes,
     const char *directory, const loom_hf_save_options *options) {
     save s = {.set = set, .options = options, .world = world, .writes = writes};
     loom_status status = loom_agree(world, begin(&s, directory));
     if (!status)
-        status = loom__parameter_set_visit(set, LOOM__PARAMETER_DATA, tp, 1, save_parameter, &s);
+        status = loom__parameter_set_visit(set, LOOM__PARAMETER_DATA, tp, pp, 1, save_parameter, &s);
     if (!status)
         status = loom_agree(world, finish(&s, directory));
     loom_safetensors_writer_destroy(s.writer);

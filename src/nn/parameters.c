@@ -1,41 +1,49 @@
-/* Parameters of one rank. The spec's shard runs say which canonical element lies where; initial values, loading and
- * gathering all go through them, so that no layout can change a number. */
+/* Parameters of one rank. The spec's part says which there are, its shard runs which canonical element lies where;
+ * initial values, loading and gathering all go through them, so that no layout can change a number. */
 #include "nn/parameters.h"
 #include "base/random.h"
 #include <stdlib.h>
 #include <string.h>
 
-loom_status loom__parameter_set_create(
-    const loom__model_spec *spec, int tp, int tp_rank, bool sequence_parallel, loom__parameter_set **out) {
+static loom_status make_parameter(loom__parameter_set *set, int64_t index, bool sequence_parallel) {
+    const loom__part_entry *entry = &set->part->entries[index];
+    const loom__parameter_descriptor *descriptor = entry->descriptor;
+    loom_parameter *parameter = &set->parameters[index];
+    parameter->name = descriptor->name;
+    parameter->dims = descriptor->dims;
+    loom__parameter_local_shape(set->spec, descriptor, set->tp, parameter->shape);
+    parameter->tensor_parallel = descriptor->shard != LOOM__SHARD_NONE && set->tp > 1;
+    parameter->sequence_partial = descriptor->sequence_partial && sequence_parallel;
+    parameter->tensor_partial = descriptor->tensor_partial && set->tp > 1;
+    parameter->decay = descriptor->decay;
+    parameter->chunk = entry->chunk;
+    parameter->shared_ends = entry->shared_ends;
+    parameter->descriptor = descriptor;
+    parameter->index = index;
+    parameter->owned = entry->copy ? 0 : loom__parameter_owned_count(set->spec, descriptor, set->tp, set->tp_rank);
+    int64_t count = loom_parameter_count(parameter);
+    parameter->memory = parameter->data = calloc((size_t)count + 1, sizeof(float));
+    return parameter->data
+               ? LOOM_OK
+               : loom_fail(LOOM_ERR_MEMORY, "out of memory for %s: %lld elements", parameter->name, (long long)count);
+}
+
+loom_status loom__parameter_set_create(const loom__model_spec *spec, const loom__part *part, int tp, int tp_rank,
+    bool sequence_parallel, loom__parameter_set **out) {
     loom__parameter_set *set = calloc(1, sizeof *set);
     if (!set)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the parameters of a model");
-    *set = (loom__parameter_set){.spec = spec, .tp = tp, .tp_rank = tp_rank};
-    set->parameters = calloc((size_t)spec->count, sizeof *set->parameters);
-    set->list = calloc((size_t)spec->count, sizeof *set->list);
+    *set = (loom__parameter_set){.spec = spec, .part = part, .tp = tp, .tp_rank = tp_rank};
+    /* A stage of a pipeline may hold nothing at all. */
+    set->parameters = calloc((size_t)part->count + 1, sizeof *set->parameters);
+    set->list = calloc((size_t)part->count + 1, sizeof *set->list);
     loom_status status = set->parameters && set->list
                              ? LOOM_OK
-                             : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld parameters", (long long)spec->count);
-    for (int64_t i = 0; !status && i < spec->count; i++) {
-        const loom__parameter_descriptor *descriptor = &spec->parameters[i];
-        loom_parameter *parameter = &set->parameters[i];
-        parameter->name = descriptor->name;
-        parameter->dims = descriptor->dims;
-        loom__parameter_local_shape(spec, descriptor, tp, parameter->shape);
-        parameter->tensor_parallel = descriptor->shard != LOOM__SHARD_NONE && tp > 1;
-        parameter->sequence_partial = descriptor->sequence_partial && sequence_parallel;
-        parameter->tensor_partial = descriptor->tensor_partial && tp > 1;
-        parameter->decay = descriptor->decay;
-        parameter->descriptor = descriptor;
-        parameter->index = i;
-        parameter->owned = loom__parameter_owned_count(spec, descriptor, tp, tp_rank);
-        set->list[i] = parameter;
+                             : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld parameters", (long long)part->count);
+    for (int64_t i = 0; !status && i < part->count; i++) {
+        set->list[i] = &set->parameters[i];
         set->count = i + 1;
-        int64_t count = loom_parameter_count(parameter);
-        parameter->memory = parameter->data = calloc((size_t)count + 1, sizeof(float));
-        if (!parameter->data)
-            status =
-                loom_fail(LOOM_ERR_MEMORY, "out of memory for %s: %lld elements", parameter->name, (long long)count);
+        status = make_parameter(set, i, sequence_parallel);
     }
     if (status) {
         loom__parameter_set_destroy(set);
@@ -71,7 +79,8 @@ static loom_status fill_run(void *context, int64_t local_first, int64_t canonica
 
 loom_status loom__parameter_set_initialize(loom__parameter_set *set, uint64_t seed) {
     for (int64_t i = 0; i < set->count; i++) {
-        const loom__parameter_descriptor *descriptor = &set->spec->parameters[i];
+        const loom__part_entry *entry = &set->part->entries[i];
+        const loom__parameter_descriptor *descriptor = entry->descriptor;
         loom_parameter *parameter = &set->parameters[i];
         int64_t count = loom_parameter_count(parameter);
         float value = descriptor->initial == LOOM__INIT_ONE ? 1.0f : 0.0f;
@@ -79,7 +88,8 @@ loom_status loom__parameter_set_initialize(loom__parameter_set *set, uint64_t se
             parameter->data[e] = value;
         if (descriptor->initial != LOOM__INIT_NORMAL)
             continue;
-        fill_context context = {seed, loom__hash_name(descriptor->name), descriptor, parameter->data};
+        uint64_t name = loom__hash_name(set->spec->parameters[entry->canonical].name);
+        fill_context context = {seed, name, descriptor, parameter->data};
         LOOM_TRY(loom__parameter_shard_runs(set->spec, descriptor, set->tp, set->tp_rank, fill_run, &context));
     }
     return LOOM_OK;
@@ -117,7 +127,7 @@ static loom_status scatter_run(void *context, int64_t local_first, int64_t canon
 
 loom_status loom__parameter_gather(
     const loom__parameter_set *set, int64_t index, loom__parameter_array array, loom_comm *tp, float *canonical) {
-    const loom__parameter_descriptor *descriptor = &set->spec->parameters[index];
+    const loom__parameter_descriptor *descriptor = set->part->entries[index].descriptor;
     const loom_parameter *parameter = &set->parameters[index];
     int64_t count = loom__descriptor_count(descriptor);
     memset(canonical, 0, (size_t)count * sizeof(float));
@@ -128,31 +138,76 @@ loom_status loom__parameter_gather(
     return set->tp > 1 ? loom_all_reduce(tp, canonical, canonical, count, LOOM_F32, LOOM_SUM) : LOOM_OK;
 }
 
-static loom_status visit_one(const loom__parameter_set *set, int64_t index, loom__parameter_array array, loom_comm *tp,
-    float factor, loom__parameter_body body, void *context) {
-    const loom__parameter_descriptor *descriptor = &set->spec->parameters[index];
+/* Where the parameters of the spec are. */
+typedef struct places {
+    int64_t *here;  /* number in this rank's set; -1 = not here, or a copy */
+    int64_t *stage; /* place in the pipeline group of the one that holds it */
+} places;
+
+/* The stages ask each other instead of the configuration, so that whatever cut the model is followed. */
+static loom_status find_stages(const loom__model_spec *spec, loom_comm *pp, const places *at) {
+    int64_t count = spec->count, *holders = malloc((size_t)(2 * count + 1) * sizeof *holders);
+    if (!holders)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the places of %lld parameters", (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        holders[i] = at->here[i] >= 0;
+        holders[count + i] = at->here[i] >= 0 && pp ? loom_comm_rank(pp) : 0;
+    }
+    loom_status status =
+        pp && loom_comm_size(pp) > 1 ? loom_all_reduce(pp, holders, holders, 2 * count, LOOM_I64, LOOM_SUM) : LOOM_OK;
+    for (int64_t i = 0; !status && i < count; i++) {
+        at->stage[i] = holders[count + i];
+        if (holders[i] != 1)
+            status = loom_fail(LOOM_ERR_STATE, "%s is held by %lld stages of the pipeline, expected 1",
+                spec->parameters[i].name, (long long)holders[i]);
+    }
+    free(holders);
+    return status;
+}
+
+static loom_status visit_one(const loom__parameter_set *set, const places *at, int64_t number,
+    loom__parameter_array array, loom_comm *tp, loom_comm *pp, float factor, loom__parameter_body body, void *context) {
+    const loom__parameter_descriptor *descriptor = &set->spec->parameters[number];
     int64_t count = loom__descriptor_count(descriptor);
     float *canonical = malloc((size_t)(count + 1) * sizeof *canonical);
     if (!canonical)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", descriptor->name);
-    loom_status status = loom__parameter_gather(set, index, array, tp, canonical);
+    loom_status status = LOOM_OK;
+    if (at->here[number] >= 0)
+        status = loom__parameter_gather(set, at->here[number], array, tp, canonical);
+    if (!status && pp && loom_comm_size(pp) > 1)
+        status = loom_broadcast(pp, canonical, count, LOOM_F32, (int)at->stage[number]);
     for (int64_t i = 0; !status && factor != 1 && i < count; i++)
         canonical[i] *= factor;
     if (!status)
-        status = body(context, index, canonical);
+        status = body(context, number, canonical);
     free(canonical);
     return status;
 }
 
 loom_status loom__parameter_set_visit(const loom__parameter_set *set, loom__parameter_array array, loom_comm *tp,
-    float factor, loom__parameter_body body, void *context) {
-    for (int64_t i = 0; i < set->count; i++)
-        LOOM_TRY(visit_one(set, i, array, tp, factor, body, context));
-    return LOOM_OK;
+    loom_comm *pp, float factor, loom__parameter_body body, void *context) {
+    int64_t count = set->spec->count;
+    places at = {malloc((size_t)(count + 1) * sizeof(int64_t)), malloc((size_t)(count + 1) * sizeof(int64_t))};
+    loom_status status = at.here && at.stage ? LOOM_OK
+                                             : loom_fail(LOOM_ERR_MEMORY,
+                                                   "out of memory for the places of %lld parameters", (long long)count);
+    for (int64_t i = 0; !status && i < count; i++)
+        at.here[i] = -1;
+    for (int64_t i = 0; !status && i < set->count; i++)
+        if (!set->part->entries[i].copy)
+            at.here[set->part->entries[i].canonical] = i;
+    if (!status)
+        status = find_stages(set->spec, pp, &at);
+    for (int64_t i = 0; !status && i < count; i++)
+        status = visit_one(set, &at, i, array, tp, pp, factor, body, context);
+    free(at.here);
+    free(at.stage);
+    return status;
 }
 
 loom_status loom__parameter_scatter(loom__parameter_set *set, int64_t index, const float *canonical) {
     copy_context context = {set->parameters[index].data, (float *)(uintptr_t)canonical, 0};
     return loom__parameter_shard_runs(
-        set->spec, &set->spec->parameters[index], set->tp, set->tp_rank, scatter_run, &context);
+        set->spec, set->part->entries[index].descriptor, set->tp, set->tp_rank, scatter_run, &context);
 }

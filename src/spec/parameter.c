@@ -13,7 +13,8 @@
 
 typedef struct list {
     loom__model_spec *spec;
-    int64_t layer; /* of the parameters being added; -1 outside the layers */
+    loom__place place; /* of the parameters being added; so below */
+    int64_t layer;     /* -1 outside the layers */
 } list;
 
 static loom__parameter_descriptor *add(list *to, const char *name, int dims, int64_t rows, int64_t cols) {
@@ -25,6 +26,7 @@ static loom__parameter_descriptor *add(list *to, const char *name, int dims, int
         .initial = dims == 2 ? LOOM__INIT_NORMAL : LOOM__INIT_ZERO,
         .std = dims == 2 ? to->spec->config.init_method_std : 0,
         .decay = dims >= 2,
+        .place = to->place,
         .layer = to->layer};
     if (to->layer >= 0)
         snprintf(parameter->name, sizeof parameter->name, "decoder.layers.%lld.%s", (long long)to->layer, name);
@@ -102,8 +104,27 @@ static void add_layer(list *to) {
     add_row_linear(to, "mlp.linear_fc2.weight", "mlp.linear_fc2.bias", h, f);
 }
 
+static void add_all(loom__model_spec *spec) {
+    const loom_model_config *config = &spec->config;
+    bool tied = config->share_embeddings_and_output_weights;
+    list to = {.spec = spec, .place = LOOM__PLACE_EMBEDDING, .layer = -1};
+    add_vocabulary_rows(&to, "embedding.word_embeddings.weight", tied ? 1 : 0);
+    if (config->position_embedding_type == LOOM_POSITION_LEARNED)
+        add(&to, "embedding.position_embeddings.weight", 2, config->max_position_embeddings, config->hidden_size)
+            ->sequence_partial = true;
+    to.place = LOOM__PLACE_LAYER;
+    for (to.layer = 0; to.layer < config->num_layers; to.layer++)
+        add_layer(&to);
+    to.place = LOOM__PLACE_HEAD;
+    to.layer = -1;
+    add_norm(&to, "decoder.final_layernorm.weight", "decoder.final_layernorm.bias");
+    add_vocabulary_rows(&to, "output_layer.weight", tied ? 1 : 0);
+    if (tied)
+        spec->tied_head = &spec->parameters[--spec->count];
+}
+
 loom_status loom__model_spec_create(const loom_model_config *completed, loom__model_spec **spec) {
-    enum { A_LAYER = 14, OUTSIDE = 5 }; /* parameters, at most */
+    enum { A_LAYER = 14, OUTSIDE = 5 }; /* parameters, at most; a tied head comes behind them */
     if (completed->num_layers < 1 || completed->padded_vocab_size < completed->vocab_size || completed->kv_channels < 1)
         return loom_fail(
             LOOM_ERR_ARGUMENT, "a model specification needs a completed configuration (loom__model_config_complete)");
@@ -116,18 +137,7 @@ loom_status loom__model_spec_create(const loom_model_config *completed, loom__mo
             LOOM_ERR_MEMORY, "out of memory for the parameter list of %lld layers", (long long)completed->num_layers);
     }
     made->config = *completed;
-    list to = {.spec = made, .layer = -1};
-    add_vocabulary_rows(
-        &to, "embedding.word_embeddings.weight", completed->share_embeddings_and_output_weights ? 1 : 0);
-    if (completed->position_embedding_type == LOOM_POSITION_LEARNED)
-        add(&to, "embedding.position_embeddings.weight", 2, completed->max_position_embeddings, completed->hidden_size)
-            ->sequence_partial = true;
-    for (to.layer = 0; to.layer < completed->num_layers; to.layer++)
-        add_layer(&to);
-    to.layer = -1;
-    add_norm(&to, "decoder.final_layernorm.weight", "decoder.final_layernorm.bias");
-    if (!completed->share_embeddings_and_output_weights)
-        add_vocabulary_rows(&to, "output_layer.weight", 0);
+    add_all(made);
     *spec = made;
     return LOOM_OK;
 }

@@ -14,6 +14,9 @@ typedef enum loom__shard_kind {
                               than groups (replication), its q heads and a copy of their group's k and v */
 } loom__shard_kind;
 
+/* What of the model uses a parameter, and which part of a cut model it goes with. */
+typedef enum loom__place { LOOM__PLACE_EMBEDDING, LOOM__PLACE_LAYER, LOOM__PLACE_HEAD } loom__place;
+
 typedef enum loom__initial { LOOM__INIT_NORMAL, LOOM__INIT_ZERO, LOOM__INIT_ONE } loom__initial;
 
 enum { LOOM__PARAMETER_NAME_MAX = 96 };
@@ -32,8 +35,9 @@ typedef struct loom__parameter_descriptor {
     bool sequence_partial; /* with sequence parallelism its gradient is partial on each tp rank and must be summed over
                               tp */
     bool tensor_partial;   /* so it is on more than one tp rank under any layout: each sees its own heads alone */
-    int64_t layer;         /* global layer, −1 outside the layers */
-    int tie_group; /* parameters with the same number > 0 share one value (only the first is materialised here) */
+    loom__place place;
+    int64_t layer; /* global layer, −1 outside the layers */
+    int tie_group; /* > 0: the value is used at several places of the model; the number of tied_head */
 } loom__parameter_descriptor;
 
 /* Elements of the canonical tensor. */
@@ -44,7 +48,9 @@ static inline int64_t loom__descriptor_count(const loom__parameter_descriptor *d
 typedef struct loom__model_spec {
     loom_model_config config; /* every derived value filled in (ffn, groups, channels, padded vocabulary) */
     int64_t count;
-    loom__parameter_descriptor *parameters; /* in model order: embedding, layers, final norm, head */
+    loom__parameter_descriptor *parameters;      /* in model order: embedding, layers, final norm, head */
+    const loom__parameter_descriptor *tied_head; /* not one of `count`: the copy of tied word embeddings that a last
+                                                    stage holds where it is not the first; NULL without a tie */
 } loom__model_spec;
 
 /* Fills in the derived values of a configuration for tp tensor ranks and checks it; every fault is named, with the

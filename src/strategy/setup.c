@@ -312,8 +312,9 @@ loom_status loom_gpt_describe_hf(loom_parallel *parallel, loom_safetensors_write
 loom_status loom_gpt_write_hf(loom_parallel *parallel, bool gradients, loom_safetensors_writer *writer) {
     const loom__parameter_set *set = NULL;
     LOOM_TRY(gpt_set(parallel, &set));
-    return loom__hf_write(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA,
-        parallel->fabric->groups[LOOM_GROUP_TP], (float)(gradients ? parallel->token_factor : 1), writer);
+    loom_comm *const *groups = parallel->fabric->groups;
+    return loom__hf_write(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA, groups[LOOM_GROUP_TP],
+        groups[LOOM_GROUP_PP], (float)(gradients ? parallel->token_factor : 1), writer);
 }
 
 typedef struct visit_context {
@@ -322,9 +323,9 @@ typedef struct visit_context {
     void *context;
 } visit_context;
 
-static loom_status visit(void *argument, int64_t index, const float *canonical) {
+static loom_status visit(void *argument, int64_t number, const float *canonical) {
     const visit_context *to = argument;
-    const loom__parameter_descriptor *descriptor = &to->set->spec->parameters[index];
+    const loom__parameter_descriptor *descriptor = &to->set->spec->parameters[number];
     return to->body(to->context, descriptor->name, descriptor->dims, descriptor->shape, canonical);
 }
 
@@ -333,14 +334,16 @@ loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
     void *context) {
     const loom__parameter_set *set = NULL;
     LOOM_TRY(gpt_set(parallel, &set));
+    loom_comm *const *groups = parallel->fabric->groups;
     visit_context visited = {set, body, context};
     return loom__parameter_set_visit(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA,
-        parallel->fabric->groups[LOOM_GROUP_TP], (float)(gradients ? parallel->token_factor : 1), visit, &visited);
+        groups[LOOM_GROUP_TP], groups[LOOM_GROUP_PP], (float)(gradients ? parallel->token_factor : 1), visit, &visited);
 }
 
 static bool writes_hf(const loom_parallel *parallel) {
     loom_comm *const *groups = parallel->fabric->groups;
-    return loom_comm_rank(groups[LOOM_GROUP_TP]) == 0 && loom_comm_rank(groups[LOOM_GROUP_DP]) == 0;
+    return loom_comm_rank(groups[LOOM_GROUP_TP]) == 0 && loom_comm_rank(groups[LOOM_GROUP_DP]) == 0 &&
+           loom_comm_rank(groups[LOOM_GROUP_PP]) == 0;
 }
 
 loom_status loom_gpt_check_save_hf(
@@ -357,6 +360,7 @@ loom_status loom_gpt_save_hf(loom_parallel *parallel, const char *directory, con
     const loom__parameter_set *set = NULL;
     loom_hf_save_options plain = loom_hf_save_options_default();
     LOOM_TRY(gpt_set(parallel, &set));
-    return loom__hf_save(set, parallel->fabric->groups[LOOM_GROUP_TP], loom_rank_world(parallel->fabric->rank),
+    loom_comm *const *groups = parallel->fabric->groups;
+    return loom__hf_save(set, groups[LOOM_GROUP_TP], groups[LOOM_GROUP_PP], loom_rank_world(parallel->fabric->rank),
         writes_hf(parallel), directory, options ? options : &plain);
 }

@@ -68,10 +68,12 @@ typedef struct whole {
 static loom_status make_whole(whole *w) {
     loom_model_config config = config_of(w->kind);
     loom__model_spec *spec;
+    loom__part *part;
     loom__parameter_set *set;
     LOOM_TRY(loom__model_config_complete(&config, 1, false));
     LOOM_TRY(loom__model_spec_create(&config, &spec));
-    LOOM_TRY(loom__parameter_set_create(spec, 1, 0, false, &set));
+    LOOM_TRY(loom__part_create(spec, 1, NULL, 0, &part));
+    LOOM_TRY(loom__parameter_set_create(spec, part, 1, 0, false, &set));
     LOOM_TRY(loom__parameter_set_initialize(set, SEED));
     w->count = spec->count;
     w->tensors = calloc((size_t)spec->count, sizeof *w->tensors);
@@ -83,6 +85,7 @@ static loom_status make_whole(whole *w) {
         LOOM_TRY(loom__parameter_gather(set, i, LOOM__PARAMETER_DATA, NULL, w->tensors[i]));
     }
     loom__parameter_set_destroy(set);
+    loom__part_destroy(part);
     loom__model_spec_destroy(spec);
     return LOOM_OK;
 }
@@ -98,10 +101,12 @@ static void initial_values_are_those_of_their_descriptors(void **state) {
     for (int kind = 0; kind < KINDS; kind++) {
         loom_model_config config = config_of(kind);
         loom__model_spec *spec;
+        loom__part *part;
         loom__parameter_set *set;
         assert_int_equal(loom__model_config_complete(&config, 1, false), LOOM_OK);
         assert_int_equal(loom__model_spec_create(&config, &spec), LOOM_OK);
-        assert_int_equal(loom__parameter_set_create(spec, 1, 0, false, &set), LOOM_OK);
+        assert_int_equal(loom__part_create(spec, 1, NULL, 0, &part), LOOM_OK);
+        assert_int_equal(loom__parameter_set_create(spec, part, 1, 0, false, &set), LOOM_OK);
         assert_int_equal(loom__parameter_set_initialize(set, SEED), LOOM_OK);
         for (int64_t i = 0; i < spec->count; i++) {
             const loom__parameter_descriptor *d = &spec->parameters[i];
@@ -120,6 +125,7 @@ static void initial_values_are_those_of_their_descriptors(void **state) {
                 assert_true(p->data[e] == 0); /* padding of the vocabulary */
         }
         loom__parameter_set_destroy(set);
+        loom__part_destroy(part);
         loom__model_spec_destroy(spec);
     }
 }
@@ -150,10 +156,12 @@ static loom_status on_rank(loom_rank *rank, void *argument) {
     int size = loom_comm_size(tp), me = loom_comm_rank(tp);
     loom_model_config config = config_of(w->kind);
     loom__model_spec *spec;
+    loom__part *part;
     loom__parameter_set *set;
     LOOM_TRY(loom__model_config_complete(&config, size, size > 1));
     LOOM_TRY(loom__model_spec_create(&config, &spec));
-    LOOM_TRY(loom__parameter_set_create(spec, size, me, size > 1, &set));
+    LOOM_TRY(loom__part_create(spec, 1, NULL, 0, &part));
+    LOOM_TRY(loom__parameter_set_create(spec, part, size, me, size > 1, &set));
     LOOM_TRY(loom__parameter_set_initialize(set, SEED));
     LOOM_TRY(check_flags(set, size > 1));
     CHECK(spec->count == w->count, "%lld parameters, one rank has %lld", (long long)spec->count, (long long)w->count);
@@ -180,6 +188,7 @@ static loom_status on_rank(loom_rank *rank, void *argument) {
         free(before);
     }
     loom__parameter_set_destroy(set);
+    loom__part_destroy(part);
     loom__model_spec_destroy(spec);
     return LOOM_OK;
 }
@@ -207,16 +216,19 @@ static void a_layer_that_the_set_lacks_is_named(void **state) {
     (void)state;
     loom_model_config config = config_of(0);
     loom__model_spec *spec;
+    loom__part *part;
     loom__parameter_set *set;
     loom__layer layer;
     assert_int_equal(loom__model_config_complete(&config, 1, false), LOOM_OK);
     assert_int_equal(loom__model_spec_create(&config, &spec), LOOM_OK);
-    assert_int_equal(loom__parameter_set_create(spec, 1, 0, false, &set), LOOM_OK);
+    assert_int_equal(loom__part_create(spec, 1, NULL, 0, &part), LOOM_OK);
+    assert_int_equal(loom__parameter_set_create(spec, part, 1, 0, false, &set), LOOM_OK);
     assert_int_equal(loom__layer_bind(set, &config, 1, &layer), LOOM_OK);
     assert_non_null(layer.fc2_bias);
     assert_int_equal(loom__layer_bind(set, &config, 2, &layer), LOOM_ERR_INTERNAL);
     assert_non_null(strstr(loom_error_message(), "layer 2"));
     loom__parameter_set_destroy(set);
+    loom__part_destroy(part);
     loom__model_spec_destroy(spec);
 }
 

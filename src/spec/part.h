@@ -1,0 +1,28 @@
+/* The part of a model that one rank of a pipeline holds: which parameters, in which order. Pure. */
+#ifndef SPEC_PART_H
+#define SPEC_PART_H
+
+#include "spec/parameter.h"
+#include <megaloom/stages.h>
+
+typedef struct loom__part_entry {
+    const loom__parameter_descriptor *descriptor; /* of the spec, or the spec's tied_head */
+    int64_t canonical; /* number in the spec of the parameter whose values these are: of the word embeddings for a tied
+                          head */
+    int64_t chunk;     /* of the rank's */
+    bool shared_ends;  /* tied word embeddings, on the first and on the last of several stages */
+    bool copy;         /* the last stage's: counted and written by the first */
+} loom__part_entry;
+
+typedef struct loom__part {
+    int64_t count;
+    loom__part_entry *entries; /* chunk 0's, chunk 1's, …, each in model order */
+} loom__part;
+
+/* Of the rank with those chunks, in order of depth, one rank of `stages`; chunks NULL = the whole model. The spec is
+ * borrowed for the part's life. Errors: LOOM_ERR_ARGUMENT names a chunk that the model cannot have there. */
+loom_status loom__part_create(
+    const loom__model_spec *spec, int64_t stages, const loom_stage *chunks, int64_t chunk_count, loom__part **part);
+void loom__part_destroy(loom__part *part); /* NULL is accepted */
+
+#endif
