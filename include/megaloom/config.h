@@ -123,7 +123,8 @@ typedef struct loom_megatron_strategy_config {
     bool static_graph;
 } loom_megatron_strategy_config;
 LOOM_API loom_megatron_strategy_config loom_megatron_strategy_config_default(void);
-/* Checks every field by the table (ranges, names, what is built) and sequence_parallel against the tensor size. */
+/* Checks every field by the table (ranges, names, what is built), sequence_parallel against the tensor size and the
+ * microbatch group against the pipeline size. */
 LOOM_API loom_status loom_megatron_strategy_config_check(const loom_megatron_strategy_config *config);
 
 /* Megatron-Core's OptimizerConfig. */
@@ -247,8 +248,10 @@ LOOM_API loom_status loom_run_config_from_text(const char *name, const char *tex
 LOOM_API void loom_run_config_destroy(loom_run_config *config);
 
 /* Checks the whole for a run on `world_size` ranks (0 = unknown yet: what depends on it is left out): every field by
- * the table, required fields, the layout (loom_layout_init), the model against the tensor size, batch sizes against the
- * data-parallel size. Configurations made in code are checked by it just as well. */
+ * the table, required fields, the layout (loom_layout_init), the model against the tensor size, its layers against the
+ * pipeline (loom_stage_split_make), batch sizes against the data-parallel size, and the microbatches of the batch size
+ * and of each size of a ramp-up against the schedule (loom_schedule_config_check). Configurations made in code are
+ * checked by it just as well. */
 LOOM_API loom_status loom_run_config_check(const loom_run_config *config, int64_t world_size);
 
 /* Receives a piece of text; another status than LOOM_OK ends the printing and is returned. */

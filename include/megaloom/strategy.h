@@ -100,8 +100,9 @@ LOOM_API void loom_fabric_destroy(loom_fabric *fabric); /* NULL is accepted */
 /* The seed of initial weights and dropout; default 1234. Before setup_module. Not collective. */
 LOOM_API void loom_fabric_seed_everything(loom_fabric *fabric, uint64_t seed);
 
-/* The parallel fields, as a plain copy. Those of pipeline splits and of use_te_rng_tracker, use_sharp and
- * use_gloo_process_groups have no field in the strategy's configuration and are 0. Not collective. */
+/* The parallel fields, as a plain copy. Those of the pipeline split are fields of a model: they are 0 until
+ * loom_gpt_create, then those of the last model created (the layout is borrowed from its configuration).
+ * use_te_rng_tracker, use_sharp and use_gloo_process_groups have no field yet and are 0. Not collective. */
 typedef struct loom_parallelism {
     int64_t tensor_model_parallel_size, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size;
     int64_t microbatch_group_size_per_vp_stage, context_parallel_size;
@@ -113,6 +114,7 @@ typedef struct loom_parallelism {
     int64_t num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage;
     bool account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split;
     const char *pipeline_model_parallel_layout;
+    bool balanced_pipeline_split;
     bool use_te_rng_tracker, use_sharp, use_gloo_process_groups;
 } loom_parallelism;
 LOOM_API loom_parallelism loom_fabric_parallelism(const loom_fabric *fabric);

@@ -1,6 +1,7 @@
 /* Checks of what depends on several fields, and the checks of single parts for configurations made in code. Each part's
  * rule lives with the part (layout's in loom_layout_init, the model's in loom__model_config_complete); here they are
  * asked together, and every fault is reported at once. */
+#include "config/check.h"
 #include "config/field.h"
 #include "config/sizes.h"
 #include "spec/parameter.h"
@@ -14,6 +15,7 @@ static void check_strategy(const loom_megatron_strategy_config *strategy, loom__
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "strategy.sequence_parallel: found true with strategy.tensor_model_parallel_size 1, expected a tensor size "
             "of at least 2, or false");
+    loom__check_strategy_pipeline(strategy, faults);
 }
 
 loom_status loom_megatron_strategy_config_check(const loom_megatron_strategy_config *config) {
@@ -103,9 +105,15 @@ loom_status loom_lr_config_check(const loom_lr_config *config) {
     return loom__faults_end(&faults);
 }
 
-/* Adds the faults that a part has found, each with the section of the field that its line begins with: the parts do
- * not know where a run file says their fields. */
-static void add_part(loom__faults *faults, loom_status status) {
+static bool is_named(const loom__faults *faults, const char *line) {
+    size_t length = strlen(line);
+    for (const char *at = faults->text; (at = strstr(at, line)); at += length)
+        if ((at == faults->text || at[-1] == '\n') && (at[length] == '\0' || at[length] == '\n'))
+            return true;
+    return false;
+}
+
+void loom__check_add_part(loom__faults *faults, loom_status status) {
     static const char *const sections[] = {"strategy.", "model.", "data."};
     const char *next;
     for (const char *line = status == LOOM_OK ? "" : loom_error_message(); *line; line = next) {
@@ -116,7 +124,10 @@ static void add_part(loom__faults *faults, loom_status status) {
             snprintf(path, sizeof path, "%s%.*s", sections[i], (int)(word < 100 ? word : 100), line);
             section = loom__field_find(path) >= 0 ? sections[i] : "";
         }
-        loom__faults_add(faults, status, "%s%.*s", section, (int)length, line);
+        char text[2048];
+        snprintf(text, sizeof text, "%s%.*s", section, (int)length, line);
+        if (!is_named(faults, text))
+            loom__faults_add(faults, status, "%s", text);
         next = line + length + (line[length] == '\n');
     }
 }
@@ -159,7 +170,7 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
                 : "an integer >= 1");
     int64_t tp = strategy->tensor_model_parallel_size;
     if (faults->count == before)
-        add_part(faults, loom__model_config_complete(&model, tp, strategy->sequence_parallel && tp > 1));
+        loom__check_add_part(faults, loom__model_config_complete(&model, tp, strategy->sequence_parallel && tp > 1));
 }
 
 loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *strategy, int64_t world_size) {
@@ -182,7 +193,7 @@ static int64_t check_layout(const loom_run_config *config, int64_t world_size, l
     loom_parallel_sizes sizes = loom__strategy_sizes(&config->strategy, world_size);
     loom_layout layout;
     loom_status status = loom_layout_init(&sizes, &layout);
-    add_part(faults, status);
+    loom__check_add_part(faults, status);
     return status == LOOM_OK ? loom_layout_data_parallel_size(&layout) : 0;
 }
 
@@ -221,7 +232,7 @@ static void check_data(const loom_run_config *config, loom__faults *faults) {
             "not supported yet: validation.every=%" PRId64 " with data.kind %s; only 0 works", config->validation.every,
             data->kind);
     double shares[LOOM_SPLIT_COUNT][2];
-    add_part(faults, loom_data_split_parse(data->split, shares));
+    loom__check_add_part(faults, loom_data_split_parse(data->split, shares));
 }
 
 loom_status loom_run_config_check(const loom_run_config *config, int64_t world_size) {
@@ -238,8 +249,9 @@ loom_status loom_run_config_check(const loom_run_config *config, int64_t world_s
         check_data(config, &faults);
         check_rates(&config->optim, &faults);
         check_schedule(&config->lr, config->steps, &faults);
-        if (world_size > 0)
-            check_batch(&config->data, check_layout(config, world_size, &faults), &faults);
+        int64_t data_parallel = world_size > 0 ? check_layout(config, world_size, &faults) : 0;
+        check_batch(&config->data, data_parallel, &faults);
+        loom__check_pipeline(config, data_parallel, &faults);
     }
     return loom__faults_end(&faults);
 }

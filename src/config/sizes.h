@@ -1,10 +1,13 @@
-/* From the strategy's fields to the sizes that a layout is made of. */
+/* From the fields of a configuration to the sizes that a layout and its stages are made of. */
 #ifndef CONFIG_SIZES_H
 #define CONFIG_SIZES_H
 
 #include <megaloom/config.h>
 #include <megaloom/layout.h>
+#include <megaloom/stages.h>
 
 loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *strategy, int64_t world_size);
+/* Strings are borrowed from the model. */
+loom_stage_split loom__stage_split(const loom_megatron_strategy_config *strategy, const loom_model_config *model);
 
 #endif

@@ -3,6 +3,7 @@
 #define LAYOUT_LAYOUT_H
 
 #include <megaloom/layout.h>
+#include <megaloom/stages.h>
 
 /* Uneven parts: n things in `parts` consecutive parts whose sizes differ by one at most, the longer ones first. Part
  * `index` is [*first, *first + *count). n >= 0, parts >= 1, 0 <= index < parts; a part may be empty. */
@@ -23,5 +24,8 @@ typedef struct loom__layout_checked {
 
 /* All checks of loom_layout_init. */
 loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_checked *out);
+
+/* All checks of loom_stage_split_make. */
+loom_status loom__stage_split_check(const loom_stage_split *split);
 
 #endif

@@ -293,6 +293,11 @@ static loom_status check(const loom_stage_split *s, int64_t *chunks) {
     return loom__faults_end(&faults);
 }
 
+loom_status loom__stage_split_check(const loom_stage_split *split) {
+    int64_t chunks;
+    return check(split, &chunks);
+}
+
 loom_status loom_stage_split_chunks(const loom_stage_split *split, int64_t *chunks) {
     loom__faults faults;
     loom__faults_begin(&faults);

@@ -181,6 +181,12 @@ loom_parallelism loom_fabric_parallelism(const loom_fabric *fabric) {
         .encoder_tensor_model_parallel_size = config->encoder_tensor_model_parallel_size,
         .encoder_pipeline_model_parallel_size = config->encoder_pipeline_model_parallel_size,
         .pipeline_dtype = config->pipeline_dtype,
+        .num_layers_in_first_pipeline_stage = fabric->split.num_layers_in_first_pipeline_stage,
+        .num_layers_in_last_pipeline_stage = fabric->split.num_layers_in_last_pipeline_stage,
+        .account_for_embedding_in_pipeline_split = fabric->split.account_for_embedding_in_pipeline_split,
+        .account_for_loss_in_pipeline_split = fabric->split.account_for_loss_in_pipeline_split,
+        .pipeline_model_parallel_layout = fabric->split.pipeline_model_parallel_layout,
+        .balanced_pipeline_split = fabric->split.balanced_pipeline_split,
     };
 }
 

@@ -1,11 +1,24 @@
 /* Setting modules and optimizers up: the one place that knows in which order configuration, precision, weights,
  * gradient buffers and callbacks are put together. */
+#include "config/sizes.h"
+#include "layout/layout.h"
 #include "model/gpt.h"
 #include "optim/optim.h"
 #include "strategy/strategy.h"
 #include <stdlib.h>
 
+/* How the model is cut over the fabric's stages, which the fabric cannot know before there is a model. */
+static loom_status take_split(loom_fabric *fabric, const loom_model_config *config) {
+    loom_stage_split split = loom__stage_split(&fabric->config, config);
+    /* A model without layers is refused where its fields are. */
+    if (split.layers > 0)
+        LOOM_TRY(loom__stage_split_check(&split));
+    fabric->split = split;
+    return LOOM_OK;
+}
+
 loom_status loom_gpt_create(loom_fabric *fabric, const loom_model_config *config, loom_module **module) {
+    LOOM_TRY(take_split(fabric, config));
     return loom__gpt_create(config, NULL, fabric->perform_initialization, module);
 }
 
@@ -15,6 +28,7 @@ loom_status loom_hf_read_config(const char *directory, loom_model_config *config
 
 loom_status loom_gpt_create_from_hf(
     loom_fabric *fabric, const char *directory, const loom_model_config *config, loom_module **module) {
+    LOOM_TRY(take_split(fabric, config));
     return loom__gpt_create(config, directory, fabric->perform_initialization, module);
 }
 

@@ -1,5 +1,6 @@
 /* How a module is cut over the stages of the pipeline. The layers that a stage gets are arithmetic on the model's and
  * the strategy's fields (<megaloom/stages.h>), the same on every rank; so every rank finds the same faults. */
+#include "config/sizes.h"
 #include "strategy/strategy.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,21 +23,8 @@ static loom_status check_module(const loom_parallel *parallel) {
 }
 
 static loom_status find_chunks(loom_parallel *parallel, loom_stage **out) {
-    const loom_megatron_strategy_config *strategy = &parallel->fabric->config;
     LOOM_TRY(check_module(parallel));
-    const loom_model_config *model = loom_parallel_model_config(parallel);
-    const loom_model_parallel_config *fields = &model->parallel;
-    loom_stage_split split = {
-        .layers = model->num_layers,
-        .pipeline_model_parallel_size = parallel->stages,
-        .virtual_pipeline_model_parallel_size = strategy->virtual_pipeline_model_parallel_size,
-        .num_layers_in_first_pipeline_stage = fields->num_layers_in_first_pipeline_stage,
-        .num_layers_in_last_pipeline_stage = fields->num_layers_in_last_pipeline_stage,
-        .account_for_embedding_in_pipeline_split = fields->account_for_embedding_in_pipeline_split,
-        .account_for_loss_in_pipeline_split = fields->account_for_loss_in_pipeline_split,
-        .pipeline_model_parallel_layout = fields->pipeline_model_parallel_layout,
-        .balanced_pipeline_split = fields->balanced_pipeline_split,
-    };
+    loom_stage_split split = loom__stage_split(&parallel->fabric->config, loom_parallel_model_config(parallel));
     int64_t stages = parallel->stages, chunks = 0;
     LOOM_TRY(loom_stage_split_chunks(&split, &chunks));
     loom_stage *all = calloc((size_t)(chunks * stages), sizeof *all);

@@ -5,6 +5,7 @@
 #include "ddp/ddp.h"
 #include "pipeline/pipeline.h"
 #include "runtime/rank.h"
+#include <megaloom/stages.h>
 #include <megaloom/strategy.h>
 
 struct loom_fabric {
@@ -23,6 +24,7 @@ struct loom_fabric {
     bool perform_initialization; /* false inside megatron_context */
     int64_t modules;             /* set up and not destroyed yet */
     loom_layout layout;
+    loom_stage_split split; /* of the model created last; its layout is borrowed */
     loom_comm *groups[LOOM_GROUP_KIND_COUNT];
 };
 

@@ -550,7 +550,12 @@ static loom_status refuse(loom_rank *rank, void *argument) {
     LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_CONFIG, "tensor_model_parallel_size"));
     config = defaults(1);
     config.pipeline_model_parallel_size = 2;
-    LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_UNSUPPORTED, "pipeline"));
+    LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_CONFIG, "pipeline_model_parallel_size 2"));
+    config.microbatch_group_size_per_vp_stage = 1;
+    LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_CONFIG, "strategy.microbatch_group_size_per_vp_stage: found 1"));
+    config = defaults(1);
+    config.virtual_pipeline_model_parallel_size = 2;
+    LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_CONFIG, "expected at least 2 pipeline stages"));
     config = defaults(1);
     config.ddp = "pytorch";
     LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_UNSUPPORTED, "ddp"));

@@ -352,8 +352,8 @@ TEST(override_faults_are_named) {
     expect_override("seed.x=3", LOOM_ERR_CONFIG, "override: seed.x: unknown field; seed is a value, not a section");
     expect_override("data.path=[1, a", LOOM_ERR_CONFIG,
         "override data.path:2:1: did not find expected ',' or ']', while parsing a flow sequence");
-    expect_override("strategy.pipeline_model_parallel_size=2", LOOM_ERR_UNSUPPORTED,
-        "override: not supported yet: strategy.pipeline_model_parallel_size=2 (pipeline parallelism); only 1 works");
+    expect_override("strategy.context_parallel_size=2", LOOM_ERR_UNSUPPORTED,
+        "override: not supported yet: strategy.context_parallel_size=2 (context parallelism); only 1 works");
 }
 
 TEST(a_missing_file_is_named) {

@@ -1,0 +1,18 @@
+/* The checks of what depends on several fields, over the files of this room. */
+#ifndef CONFIG_CHECK_H
+#define CONFIG_CHECK_H
+
+#include "base/faults.h"
+#include <megaloom/config.h>
+
+/* Adds the faults that a part has found, as left in the error record, each with the section of the field that its line
+ * begins with: the parts do not know where a run file says their fields. A fault that two parts find is added once. */
+void loom__check_add_part(loom__faults *faults, loom_status status);
+
+/* What the strategy's pipeline fields say without a model and a batch. */
+void loom__check_strategy_pipeline(const loom_megatron_strategy_config *strategy, loom__faults *faults);
+/* The layers on the stages, and the microbatches of every batch size of the run in the schedule. data_parallel: ranks,
+ * 0 = unknown, then microbatches are not counted. */
+void loom__check_pipeline(const loom_run_config *config, int64_t data_parallel, loom__faults *faults);
+
+#endif

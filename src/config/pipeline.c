@@ -1,0 +1,122 @@
+/* The checks of a pipeline before any rank starts. How layers may be cut is known to the layout, which microbatch
+ * counts make a schedule is known to the schedule; here they are asked, for the batch size of the run and for each size
+ * that a ramp-up passes through, since a run that starts must not stop at its tenth batch size. */
+#include "config/check.h"
+#include "config/sizes.h"
+#include "layout/layout.h"
+#include <inttypes.h>
+#include <megaloom/schedule.h>
+#include <stdio.h>
+#include <string.h>
+
+loom_stage_split loom__stage_split(const loom_megatron_strategy_config *strategy, const loom_model_config *model) {
+    const loom_model_parallel_config *parallel = &model->parallel;
+    return (loom_stage_split){
+        .layers = model->num_layers,
+        .pipeline_model_parallel_size = strategy->pipeline_model_parallel_size,
+        .virtual_pipeline_model_parallel_size = strategy->virtual_pipeline_model_parallel_size,
+        .num_layers_in_first_pipeline_stage = parallel->num_layers_in_first_pipeline_stage,
+        .num_layers_in_last_pipeline_stage = parallel->num_layers_in_last_pipeline_stage,
+        .account_for_embedding_in_pipeline_split = parallel->account_for_embedding_in_pipeline_split,
+        .account_for_loss_in_pipeline_split = parallel->account_for_loss_in_pipeline_split,
+        .pipeline_model_parallel_layout = parallel->pipeline_model_parallel_layout,
+        .balanced_pipeline_split = parallel->balanced_pipeline_split,
+    };
+}
+
+static bool group_fits(const loom_megatron_strategy_config *strategy) {
+    int64_t group = strategy->microbatch_group_size_per_vp_stage;
+    return group == 0 || group >= strategy->pipeline_model_parallel_size;
+}
+
+void loom__check_strategy_pipeline(const loom_megatron_strategy_config *strategy, loom__faults *faults) {
+    if (!group_fits(strategy))
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.microbatch_group_size_per_vp_stage: found %" PRId64
+            ", expected at least strategy.pipeline_model_parallel_size %" PRId64 ", or null",
+            strategy->microbatch_group_size_per_vp_stage, strategy->pipeline_model_parallel_size);
+}
+
+typedef struct step {
+    loom_schedule_config schedule; /* all but the microbatches */
+    int64_t micro, data_parallel;
+} step;
+
+/* Asks whether a batch of `size` samples makes a schedule. The schedule knows microbatches alone, so its message gets
+ * the fields that they come from. */
+static loom_status check_size(const step *s, int64_t size) {
+    loom_schedule_config schedule = s->schedule;
+    schedule.microbatches = size / (s->micro * s->data_parallel);
+    loom_status status = loom_schedule_config_check(&schedule);
+    if (status == LOOM_OK)
+        return LOOM_OK;
+    char found[1024];
+    snprintf(found, sizeof found, "%s", loom_error_message());
+    return loom_fail(status,
+        "%s (batch size %" PRId64 ", data.micro_batch_size %" PRId64 ", %" PRId64 " data-parallel rank%s)", found, size,
+        s->micro, s->data_parallel, s->data_parallel == 1 ? "" : "s");
+}
+
+static void check_ramp_up(const step *s, const int64_t ramp[3], int64_t global, loom__faults *faults) {
+    enum { SIZES_MAX = 1 << 20 };
+    if (ramp[0] < 1 || ramp[1] < 1)
+        return;
+    /* Whether a size is legal depends on its microbatches modulo the group, which repeats: no more need be asked. */
+    int64_t group = s->schedule.group > 0 ? s->schedule.group : s->schedule.stages;
+    int64_t sizes = global > ramp[0] ? (global - ramp[0] - 1) / ramp[1] + 1 : 0;
+    int64_t asked = sizes / 2 < group ? sizes : 2 * group;
+    if (asked > SIZES_MAX) {
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "data.rampup_batch_size: [%" PRId64 ", %" PRId64 ", %" PRId64 "] passes through %" PRId64
+            " batch sizes, expected at most %d",
+            ramp[0], ramp[1], ramp[2], sizes, SIZES_MAX);
+        return;
+    }
+    for (int64_t i = 0; i < asked; i++) {
+        int64_t size = ramp[0] + i * ramp[1];
+        loom_status status = check_size(s, size);
+        if (status == LOOM_OK)
+            continue;
+        loom__faults_add(faults, status,
+            "data.rampup_batch_size: [%" PRId64 ", %" PRId64 ", %" PRId64 "] passes through batch size %" PRId64 ": %s",
+            ramp[0], ramp[1], ramp[2], size, loom_error_message());
+        return;
+    }
+}
+
+static void check_microbatches(
+    const loom_run_config *config, int64_t chunks, int64_t data_parallel, loom__faults *faults) {
+    const loom_data_config *data = &config->data;
+    int64_t micro = data->micro_batch_size, global = data->global_batch_size;
+    if (data_parallel < 1 || micro < 1 || micro > INT64_MAX / data_parallel)
+        return;
+    /* The batch of a fixed file is known when it is opened. */
+    bool in_file = data->kind && strcmp(data->kind, "fixed") == 0;
+    if (global == 0 && in_file)
+        return;
+    if (global == 0)
+        global = micro * data_parallel;
+    /* A batch that is no whole number of microbatches is refused where batches are checked. */
+    if (global % (micro * data_parallel) != 0)
+        return;
+    const step s = {
+        .schedule = {.stages = config->strategy.pipeline_model_parallel_size,
+            .chunks = chunks,
+            .group = config->strategy.microbatch_group_size_per_vp_stage,
+            .kind = config->strategy.schedule && strcmp(config->strategy.schedule, "zero-bubble") == 0 ? LOOM_SCHEDULE_ZERO_BUBBLE
+                                                                                     : LOOM_SCHEDULE_1F1B},
+        .micro = micro,
+        .data_parallel = data_parallel};
+    loom__check_add_part(faults, check_size(&s, global));
+    check_ramp_up(&s, data->rampup_batch_size, global, faults);
+}
+
+void loom__check_pipeline(const loom_run_config *config, int64_t data_parallel, loom__faults *faults) {
+    loom_stage_split split = loom__stage_split(&config->strategy, &config->model.config);
+    int64_t chunks;
+    loom_status status = loom_stage_split_chunks(&split, &chunks);
+    /* Layers that are still in a directory, or missing, are named elsewhere. */
+    loom__check_add_part(faults, status || split.layers == 0 ? status : loom__stage_split_check(&split));
+    if (status == LOOM_OK && group_fits(&config->strategy))
+        check_microbatches(config, chunks, data_parallel, faults);
+}
