@@ -221,6 +221,27 @@ static loom_status run_micro_batches(
     return LOOM_OK;
 }
 
+/* The cases have two layers: a layer a stage, and with chunks an embedding, a layer, a layer and a head alone. One
+ * microbatch is fewer than there are stages; a step of chunks has at least as many as stages. */
+static loom_status run_pipelines(
+    train_suite *suite, loom_rank *rank, const train_case *c, const golden_layout *layout) {
+    golden_layout cut = *layout;
+    cut.dp = layout->dp / 2;
+    cut.pp = 2;
+    int64_t part = c->batch / cut.dp;
+    for (cut.micro = part; cut.micro >= 1; cut.micro /= part > 4 ? 4 : 2) {
+        cut.vpp = 0;
+        cut.stages = NULL;
+        LOOM_TRY(run_layout(suite, rank, c, cut));
+        if (part / cut.micro < 2 || part / cut.micro % 2)
+            continue;
+        cut.vpp = 2;
+        cut.stages = "E|t|t|L";
+        LOOM_TRY(run_layout(suite, rank, c, cut));
+    }
+    return LOOM_OK;
+}
+
 static loom_status walk(loom_rank *rank, void *argument) {
     train_suite *suite = argument;
     int world = loom_rank_count(rank);
@@ -237,6 +258,8 @@ static loom_status walk(loom_rank *rank, void *argument) {
             for (int sp = 0; !status && world % tp == 0 && sp <= (tp > 1 ? 1 : 0); sp++) {
                 golden_layout layout = {.tp = tp, .dp = world / tp, .sp = sp};
                 status = run_micro_batches(suite, rank, &suite->cases[i], &layout);
+                if (!status && layout.dp % 2 == 0)
+                    status = run_pipelines(suite, rank, &suite->cases[i], &layout);
             }
     if (loom_rank_index(rank) == 0)
         fclose(suite->record);
