@@ -44,8 +44,8 @@ loom_status loom__exchange_open(loom__exchange *exchange, loom_rank *rank, loom_
 
 static int tag_of(const loom__exchange *exchange, const loom__message *message, int part) {
     int64_t kind = (int64_t)message->flow * PARTS + part;
-    return (int)((kind * exchange->chunks + message->boundary) * exchange->window +
-                 message->microbatch % exchange->window);
+    return (
+        int)((kind * exchange->chunks + message->boundary) * exchange->window + message->microbatch % exchange->window);
 }
 
 enum { PART_DATA, PART_SHAPE };
@@ -124,8 +124,8 @@ static loom_status receive_after_shape(loom__exchange *exchange, loom__incoming 
     return receive_body(exchange, incoming, (int)dims, incoming->words + 1);
 }
 
-loom_status loom__exchange_post(loom__exchange *exchange, loom__incoming *incoming, const loom__message *message,
-    int dims, const int64_t *shape) {
+loom_status loom__exchange_post(
+    loom__exchange *exchange, loom__incoming *incoming, const loom__message *message, int dims, const int64_t *shape) {
     incoming->message = *message;
     incoming->posted = true;
     if (!exchange->variable_shapes)

@@ -38,11 +38,11 @@ typedef struct loom__exchange {
 } loom__exchange;
 
 /* Errors: LOOM_ERR_CONFIG when the chunks leave too few tags for the microbatches in flight. */
-loom_status loom__exchange_open(loom__exchange *exchange, loom_rank *rank, loom_comm *group, int64_t chunks,
-    loom_dtype wire, bool variable_shapes);
+loom_status loom__exchange_open(
+    loom__exchange *exchange, loom_rank *rank, loom_comm *group, int64_t chunks, loom_dtype wire, bool variable_shapes);
 /* Starts a receive. The shape is that of the activation; not used with variable shapes. */
-loom_status loom__exchange_post(loom__exchange *exchange, loom__incoming *incoming, const loom__message *message,
-    int dims, const int64_t *shape);
+loom_status loom__exchange_post(
+    loom__exchange *exchange, loom__incoming *incoming, const loom__message *message, int dims, const int64_t *shape);
 /* Waits for it; *tensor is F32 and the caller's. */
 loom_status loom__exchange_take(loom__exchange *exchange, loom__incoming *incoming, loom_tensor **tensor);
 /* Whether take would return at once. */

@@ -50,8 +50,8 @@ loom_status loom__pipeline_create(
     pipeline->options = *options;
     pipeline->stage = loom_comm_rank(group);
     pipeline->stages = loom_comm_size(group);
-    loom_status status = loom__exchange_open(
-        &pipeline->exchange, rank, group, options->chunks, options->wire, options->variable_shapes);
+    loom_status status =
+        loom__exchange_open(&pipeline->exchange, rank, group, options->chunks, options->wire, options->variable_shapes);
     if (status) {
         free(pipeline);
         return status;
@@ -148,8 +148,8 @@ static void record(loom__pipeline *p, loom_instruction_kind kind, const loom_ins
 }
 
 static loom_status impossible(const loom_instruction *at, const char *why) {
-    return loom_fail(LOOM_ERR_STATE, "the schedule asks for the %s of microbatch %lld, chunk %d, %s",
-        verb_of(at->kind), (long long)at->microbatch, (int)at->chunk, why);
+    return loom_fail(LOOM_ERR_STATE, "the schedule asks for the %s of microbatch %lld, chunk %d, %s", verb_of(at->kind),
+        (long long)at->microbatch, (int)at->chunk, why);
 }
 
 static loom_status find_cell(loom__pipeline *p, const loom_instruction *at, cell **out) {
@@ -173,8 +173,8 @@ static loom_status post(loom__pipeline *p, const loom_instruction *at) {
     loom__incoming *incoming = activation ? &c->activation : &c->gradient;
     if (incoming->posted)
         return impossible(at, "a second time");
-    loom__message message = activation ? message_before(p, LOOM__FLOW_ACTIVATION, at)
-                                       : message_behind(p, LOOM__FLOW_GRADIENT, at);
+    loom__message message =
+        activation ? message_before(p, LOOM__FLOW_ACTIVATION, at) : message_behind(p, LOOM__FLOW_GRADIENT, at);
     return loom__exchange_post(&p->exchange, incoming, &message, p->run->dims, p->run->shape);
 }
 
@@ -214,8 +214,7 @@ static loom_status take(loom__pipeline *p, const loom_instruction *at, loom__flo
     uint64_t start = waits ? loom__clock() : 0;
     LOOM_TRY(loom__exchange_take(&p->exchange, incoming, tensor));
     if (waits)
-        record(p,
-            flow == LOOM__FLOW_ACTIVATION ? LOOM_INSTRUCTION_RECEIVE_PREVIOUS : LOOM_INSTRUCTION_RECEIVE_NEXT, at,
+        record(p, flow == LOOM__FLOW_ACTIVATION ? LOOM_INSTRUCTION_RECEIVE_PREVIOUS : LOOM_INSTRUCTION_RECEIVE_NEXT, at,
             start);
     return LOOM_OK;
 }
@@ -420,8 +419,8 @@ static loom_status make_room(loom__pipeline *p) {
     const loom__pipeline_run *run = p->run;
     int64_t chunks = p->options.chunks, cells;
     if (run->microbatches < 1 || __builtin_mul_overflow(run->microbatches, chunks, &cells))
-        return loom_fail(LOOM_ERR_ARGUMENT, "microbatches of a step: found %lld, expected 1 or more",
-            (long long)run->microbatches);
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "microbatches of a step: found %lld, expected 1 or more", (long long)run->microbatches);
     if (cells > p->cell_count) {
         free(p->cells);
         p->cells = calloc((size_t)cells, sizeof *p->cells);
@@ -470,8 +469,7 @@ static void give_up(loom__pipeline *p, loom_status why) {
     }
 }
 
-loom_status loom__pipeline_execute(
-    loom__pipeline *p, const loom__pipeline_run *run, const loom__pipeline_work *work) {
+loom_status loom__pipeline_execute(loom__pipeline *p, const loom__pipeline_run *run, const loom__pipeline_work *work) {
     p->run = run;
     p->work = work;
     LOOM_TRY(make_room(p));

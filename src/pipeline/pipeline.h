@@ -47,23 +47,23 @@ typedef struct loom__pipeline_work {
 typedef struct loom__pipeline_run {
     const loom_schedule_list *list; /* of this stage; borrowed */
     int64_t microbatches;
-    int64_t group;                   /* microbatch_group_size_per_vp_stage; the number of stages without chunks */
-    bool training;                   /* false: a forward-only list, tapes record nothing */
-    bool split_backward;             /* the list has the two halves of backwards apart */
-    int dims;                        /* of the activations of every microbatch; unused with variable shapes */
+    int64_t group;       /* microbatch_group_size_per_vp_stage; the number of stages without chunks */
+    bool training;       /* false: a forward-only list, tapes record nothing */
+    bool split_backward; /* the list has the two halves of backwards apart */
+    int dims;            /* of the activations of every microbatch; unused with variable shapes */
     int64_t shape[LOOM_MAX_DIMS];
 } loom__pipeline_run;
 
 typedef struct loom__pipeline_options {
-    int64_t chunks;        /* of the model, on this stage; at least 1 */
-    loom_dtype wire;       /* F32, BF16 or F16: what travels; computations stay in F32 */
-    bool variable_shapes;  /* every message is preceded by its shape; else all of a run have one */
+    int64_t chunks;         /* of the model, on this stage; at least 1 */
+    loom_dtype wire;        /* F32, BF16 or F16: what travels; computations stay in F32 */
+    bool variable_shapes;   /* every message is preceded by its shape; else all of a run have one */
     int64_t receives_ahead; /* receives that are posted before their instruction comes */
 } loom__pipeline_options;
 
 /* What a run has shown. */
 typedef struct loom__pipeline_counts {
-    int64_t live; /* most tapes that were alive at once: activations of as many (microbatch, chunk) */
+    int64_t live;  /* most tapes that were alive at once: activations of as many (microbatch, chunk) */
     int64_t sends; /* most sends under way at once */
 } loom__pipeline_counts;
 
@@ -80,8 +80,8 @@ loom_status loom__pipeline_execute(
     loom__pipeline *pipeline, const loom__pipeline_run *run, const loom__pipeline_work *work);
 loom__pipeline_counts loom__pipeline_counts_of(const loom__pipeline *pipeline);
 
-/* Says again, for messages about ranks that do not come, which instruction is carried out (loom_rank_note): for work that
- * has said something else meanwhile. */
+/* Says again, for messages about ranks that do not come, which instruction is carried out (loom_rank_note): for work
+ * that has said something else meanwhile. */
 void loom__pipeline_note(const loom__pipeline *pipeline);
 
 /* From now on computations and waits are recorded there; NULL ends it. Borrowed. */

@@ -289,8 +289,8 @@ static loom_status execute(step_work *work) {
         .split_backward = schedule->config.kind == LOOM_SCHEDULE_ZERO_BUBBLE,
     };
     if (parallel->stages > 1)
-        LOOM_TRY(module->activation_shape(
-            module->context, step->micro_batch_size, step->seq_length, &run.dims, run.shape));
+        LOOM_TRY(
+            module->activation_shape(module->context, step->micro_batch_size, step->seq_length, &run.dims, run.shape));
     loom__pipeline_work functions = {
         .context = work,
         .forward = forward,
@@ -308,8 +308,7 @@ loom_status loom__run_microbatches(
     step_work work = {parallel, step, seed, receive, receive_context, NULL, 0};
     work.microbatches = calloc((size_t)step->num_microbatches, sizeof *work.microbatches);
     if (!work.microbatches)
-        return loom_fail(
-            LOOM_ERR_MEMORY, "out of memory for %lld microbatches", (long long)step->num_microbatches);
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld microbatches", (long long)step->num_microbatches);
     /* Before anything is sent: the end of the data is no error, and all ranks come to it. */
     loom_status status = read_through(&work, 0);
     if (!status)

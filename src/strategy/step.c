@@ -81,8 +81,8 @@ loom_status loom__parallel_finish_gradients(loom_parallel *parallel) {
 static loom_status reduce_loss(loom_parallel *parallel, loom_step *step) {
     loom_comm *const *groups = parallel->fabric->groups;
     if (parallel->stage == parallel->stages - 1)
-        LOOM_TRY(parallel->reduction.reduce(parallel->reduction.context, groups[LOOM_GROUP_DP_CP], &step->loss_sum,
-            &step->tokens, &step->loss));
+        LOOM_TRY(parallel->reduction.reduce(
+            parallel->reduction.context, groups[LOOM_GROUP_DP_CP], &step->loss_sum, &step->tokens, &step->loss));
     double numbers[3] = {step->loss_sum, step->tokens, step->loss};
     if (parallel->stages > 1)
         LOOM_TRY(loom_broadcast(groups[LOOM_GROUP_PP], numbers, 3, LOOM_F64, (int)parallel->stages - 1));

@@ -37,7 +37,7 @@ typedef struct loom__step_schedule {
 struct loom_parallel {
     loom_fabric *fabric;
     loom_module *module;
-    bool is_gpt; /* made by loom_gpt_create */
+    bool is_gpt;                        /* made by loom_gpt_create */
     int64_t stage, stages, chunk_count; /* of the pipeline; chunks of this stage */
     loom_schedule_kind schedule;
     loom__pipeline *pipeline;
@@ -74,12 +74,13 @@ struct loom_batches {
 loom_status loom__batch_copy(const loom_batch *batch, loom_batch **copy);
 /* Fills in the sizes of a step that nobody has given, as far as its loader knows them. */
 void loom__infer_sizes(loom_step *step);
-/* Finds the parallel's place in the pipeline and makes its executor. *chunks [chunk_count] are this stage's parts of the
- * model, for free(); NULL with one stage. Errors: LOOM_ERR_CONFIG, LOOM_ERR_UNSUPPORTED for a module that cannot be
+/* Finds the parallel's place in the pipeline and makes its executor. *chunks [chunk_count] are this stage's parts of
+ * the model, for free(); NULL with one stage. Errors: LOOM_ERR_CONFIG, LOOM_ERR_UNSUPPORTED for a module that cannot be
  * cut. Not collective. */
 loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks);
-/* All microbatches of a step through this rank's chunks, in the order of the schedule. seed is that of the loss gradient;
- * receive may be NULL. LOOM_END when the data end before the first. Collective over the stages and tensor ranks. */
+/* All microbatches of a step through this rank's chunks, in the order of the schedule. seed is that of the loss
+ * gradient; receive may be NULL. LOOM_END when the data end before the first. Collective over the stages and tensor
+ * ranks. */
 loom_status loom__run_microbatches(
     loom_parallel *parallel, loom_step *step, float seed, loom_logits_function receive, void *receive_context);
 /* Everything after the last backward: buckets, partial sums over tensor ranks, replicas, the two ends of the pipeline.

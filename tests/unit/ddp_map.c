@@ -18,7 +18,8 @@ static int64_t bucket_count, elements;
 static void map(const int64_t *counts, int64_t count, int64_t bucket_size) {
     memset(places, 0, sizeof places);
     memset(buckets, 0, sizeof buckets);
-    assert_int_equal(loom__ddp_map(counts, NULL, count, bucket_size, places, buckets, &bucket_count, &elements), LOOM_OK);
+    assert_int_equal(
+        loom__ddp_map(counts, NULL, count, bucket_size, places, buckets, &bucket_count, &elements), LOOM_OK);
 }
 
 static void buckets_hold_the_parameters_that_megatron_puts_there(void **state) {
