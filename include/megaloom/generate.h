@@ -39,9 +39,10 @@ typedef struct loom_prompt {
 /* Checks the prompts and makes room for them and max_tokens more. `rows` prompts of one length are continued side by
  * side; their number is part of the key of a draw, so that equal prompts give different texts. Prompts of different
  * lengths are not supported yet. prompts is copied; options NULL = the defaults. The parallel is borrowed until the
- * generation is destroyed, and its parameters must not change meanwhile; it must be of loom_gpt_create, and may be one
- * that is being trained. Collective over the tensor group, whose members must ask for the same (checked); replicas of
- * other data-parallel ranks may ask for something else. */
+ * generation is destroyed, and its parameters must not change meanwhile; it must be of loom_gpt_create, on one
+ * pipeline stage (another is refused, not supported yet), and may be one that is being trained. Collective over the
+ * tensor group, whose members must ask for the same (checked); replicas of other data-parallel ranks may ask for
+ * something else. */
 LOOM_API loom_status loom_generation_create(loom_parallel *parallel, const loom_prompt *prompts, int64_t rows,
     const loom_generate_options *options, loom_generation **generation);
 /* One more token of each row, [rows], valid until the next call; -1 for a row that has ended. LOOM_END when all rows

@@ -70,6 +70,11 @@ LOOM_API loom_status loom_schedule_config_check(const loom_schedule_config *conf
 LOOM_API loom_status loom_schedule_make(const loom_schedule_config *config, int64_t stage, loom_schedule_list *list);
 LOOM_API void loom_schedule_list_free(loom_schedule_list *list);
 
+/* "forward", "weight half of the backward", "send to next", …; "unknown instruction" for a number that is none. */
+LOOM_API const char *loom_instruction_name(loom_instruction_kind kind);
+/* Whether it is a forward, a backward or a half of one: what takes a stage's time. */
+LOOM_API bool loom_instruction_computes(loom_instruction_kind kind);
+
 /* A virtual microbatch is one microbatch in one chunk of a stage. Stages go through chunk 0 with `group` microbatches,
  * then through chunk 1 with the same, …; after the last chunk come the next `group`. This is number `index` (from 0) of
  * the forwards, or of the backwards, whose chunks are in reverse. Sizes need not make a schedule; they are positive. */
@@ -85,6 +90,56 @@ typedef struct loom_schedule_counts {
 /* How a stage divides its work, in the numbers of the reference's get_pp_rank_microbatches (one stage counts a warm-up
  * of one). Sizes need not make a schedule; they are positive. */
 LOOM_API void loom_schedule_count(const loom_schedule_config *config, int64_t stage, loom_schedule_counts *counts);
+
+/* A copy of a list whose receives stand earlier, so that messages travel while the stage computes: each at least
+ * `depth` computations before the one that reads it (at the begin where there are not so many), never later than it
+ * stood. So at most depth + 1 of those that were moved are posted at a time. A receive that moved is an exchange of its
+ * own (exchange -1): such a list is for stages that do not block. loom_schedule_list_free. */
+LOOM_API loom_status loom_schedule_post_receives_early(
+    const loom_schedule_config *config, const loom_schedule_list *list, int64_t depth, loom_schedule_list *early);
+
+/* What instructions take, in one unit of time, whichever. Arrays are [stages, chunks], row by row, borrowed; NULL
+ * stands for 1 everywhere. A whole backward takes both halves. */
+typedef struct loom_schedule_costs {
+    const double *forward, *backward_input, *backward_weight;
+    double message; /* from the moment when both its send and its receive have started */
+} loom_schedule_costs;
+
+/* Something that a stage did, or would do. */
+typedef struct loom_schedule_event {
+    int64_t stage;
+    loom_instruction_kind kind;
+    int32_t chunk;
+    int64_t microbatch;
+    double start, end;
+} loom_schedule_event;
+
+typedef struct loom_schedule_stage_result {
+    double busy;         /* time in computations */
+    int64_t activations; /* at worst: forwards begun whose backward, or weight half, has not ended; forward-only 1 */
+    int64_t receives;    /* at worst: receives started that no computation has read yet */
+} loom_schedule_stage_result;
+
+typedef struct loom_schedule_result {
+    double makespan; /* when the last computation ends */
+    double bubble;   /* share of stages * makespan in which a stage does not compute */
+    int64_t stages;
+    loom_schedule_stage_result *stage;
+    int64_t event_count;
+    loom_schedule_event *events; /* the computations, each stage's in its order, stage after stage */
+} loom_schedule_result;
+
+/* Plays the lists of all stages ([stages], borrowed) against each other, with sends that end when the receive has
+ * started, and proves them first: every (microbatch, chunk) goes forward and backward exactly once, its input and
+ * gradient are received before they are read and sent after they are made, messages match by (direction, chunk,
+ * microbatch), gradients of a chunk are accumulated in the order of microbatches (so that sums do not depend on the
+ * schedule) and their reduction starts exactly once, when they are complete. With `blocking` each exchange is waited
+ * for before the next instruction, as the reference's calls are. costs NULL: 1 each, messages take no time.
+ * LOOM_ERR_ARGUMENT names stage, instruction and what is wrong; a deadlock is told as the cycle of those that wait for
+ * each other. Time and memory are linear in the number of instructions. loom_schedule_result_free. */
+LOOM_API loom_status loom_schedule_simulate(const loom_schedule_config *config, const loom_schedule_list *lists,
+    const loom_schedule_costs *costs, bool blocking, loom_schedule_result *result);
+LOOM_API void loom_schedule_result_free(loom_schedule_result *result);
 
 #ifdef __cplusplus
 }

@@ -140,18 +140,20 @@ LOOM_API loom_status loom_fabric_module_init_context(
  * are borrowed. Inside loom_fabric_megatron_context the model is created without initialisation. Not collective. */
 LOOM_API loom_status loom_gpt_create(loom_fabric *fabric, const loom_model_config *config, loom_module **module);
 /* The same with the weights of a Hugging Face directory (*.safetensors). config is what loom_run_config_load or
- * loom_hf_read_config read from its config.json, adjusted by the caller. */
+ * loom_hf_read_config read from its config.json, adjusted by the caller. Each rank reads the tensors of its pipeline
+ * stage; names and shapes are checked for the whole model on every rank. */
 LOOM_API loom_status loom_hf_read_config(const char *directory, loom_model_config *config);
 LOOM_API loom_status loom_gpt_create_from_hf(
     loom_fabric *fabric, const char *directory, const loom_model_config *config, loom_module **module);
-/* Describes the module's tensors, in Hugging Face names and whole shapes, to a writer. Modules of loom_gpt_create only.
- * Not collective. */
+/* Describes the module's tensors, of all pipeline stages, in Hugging Face names and whole shapes, to a writer. Modules
+ * of loom_gpt_create only. Not collective. */
 LOOM_API loom_status loom_gpt_describe_hf(loom_parallel *parallel, loom_safetensors_writer *writer);
 /* Writes the parameters, or the gradients of the last training step, in the order of the descriptions. Collective over
- * the tensor group; written where writer is not NULL. */
+ * the tensor and the pipeline group; written where writer is not NULL. */
 LOOM_API loom_status loom_gpt_write_hf(loom_parallel *parallel, bool gradients, loom_safetensors_writer *writer);
-/* Calls body(context, name, shape, dims, values) for every parameter's canonical (whole, unpadded) tensor, on every
- * rank. */
+/* Calls body(context, name, dims, shape, values) for every parameter's canonical (whole, unpadded) tensor, of all
+ * pipeline stages, in the order of the model and on every rank; tied word embeddings come once. One tensor is held at a
+ * time. Collective over the tensor and the pipeline group. */
 LOOM_API loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
     loom_status (*body)(void *context, const char *name, int dims, const int64_t *shape, const float *values),
     void *context);

@@ -1,4 +1,4 @@
-/* What the files of this room share: the defaults of a schedule's sizes, and the list that grows. */
+/* What the files of this room share: the defaults of a schedule's sizes, who a message goes to, the proof. */
 #ifndef SCHEDULE_SCHEDULE_H
 #define SCHEDULE_SCHEDULE_H
 
@@ -7,5 +7,16 @@
 /* Chunks of a stage, 1 without interleaving; microbatches of a group. */
 int64_t loom__schedule_chunks(const loom_schedule_config *config);
 int64_t loom__schedule_group(const loom_schedule_config *config);
+
+static inline bool loom__instruction_sends(loom_instruction_kind kind) {
+    return kind == LOOM_INSTRUCTION_SEND_NEXT || kind == LOOM_INSTRUCTION_SEND_PREVIOUS;
+}
+static inline bool loom__instruction_receives(loom_instruction_kind kind) {
+    return kind == LOOM_INSTRUCTION_RECEIVE_PREVIOUS || kind == LOOM_INSTRUCTION_RECEIVE_NEXT;
+}
+
+/* Proves each list by itself. Since every list has all its receives and sends exactly once, every message of one stage
+ * has its other side in the list of a neighbour. */
+loom_status loom__schedule_prove(const loom_schedule_config *config, const loom_schedule_list *lists);
 
 #endif
