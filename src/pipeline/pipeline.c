@@ -37,8 +37,6 @@ struct loom__pipeline {
     int64_t *left; /* [microbatches] tapes that are still to end */
     int64_t cell_count, left_count;
     const loom_instruction *current;
-    int64_t ahead; /* instructions before this one have been looked at for receives */
-    int64_t early; /* receives that are posted and whose instruction has not come */
 };
 
 loom_status loom__pipeline_create(
@@ -162,10 +160,6 @@ static loom_status find_cell(loom__pipeline *p, const loom_instruction *at, cell
 
 /* ---- messages ---- */
 
-static bool is_receive(loom_instruction_kind kind) {
-    return kind == LOOM_INSTRUCTION_RECEIVE_PREVIOUS || kind == LOOM_INSTRUCTION_RECEIVE_NEXT;
-}
-
 static loom_status post(loom__pipeline *p, const loom_instruction *at) {
     cell *c;
     LOOM_TRY(find_cell(p, at, &c));
@@ -176,32 +170,6 @@ static loom_status post(loom__pipeline *p, const loom_instruction *at) {
     loom__message message =
         activation ? message_before(p, LOOM__FLOW_ACTIVATION, at) : message_behind(p, LOOM__FLOW_GRADIENT, at);
     return loom__exchange_post(&p->exchange, incoming, &message, p->run->dims, p->run->shape);
-}
-
-static loom_status receive(loom__pipeline *p, int64_t at) {
-    if (at < p->ahead) { /* posted early */
-        p->early--;
-        return LOOM_OK;
-    }
-    p->ahead = at + 1;
-    return post(p, &p->run->list->instructions[at]);
-}
-
-/* A receive costs nothing but its memory, and a message that finds it posted travels while this rank computes. */
-static loom_status post_early(loom__pipeline *p, int64_t at) {
-    const loom_schedule_list *list = p->run->list;
-    if (p->ahead <= at)
-        p->ahead = at + 1;
-    for (; p->ahead < list->count; p->ahead++) {
-        const loom_instruction *instruction = &list->instructions[p->ahead];
-        if (!is_receive(instruction->kind))
-            continue;
-        if (p->early >= p->options.receives_ahead)
-            return LOOM_OK;
-        LOOM_TRY(post(p, instruction));
-        p->early++;
-    }
-    return LOOM_OK;
 }
 
 static loom_status take(loom__pipeline *p, const loom_instruction *at, loom__flow flow, loom_tensor **tensor) {
@@ -390,14 +358,13 @@ static loom_status carry_out(loom__pipeline *p, int64_t at) {
     case LOOM_INSTRUCTION_BACKWARD:
     case LOOM_INSTRUCTION_BACKWARD_INPUT:
     case LOOM_INSTRUCTION_BACKWARD_WEIGHT:
-        LOOM_TRY(post_early(p, at));
         return compute(p, instruction);
     case LOOM_INSTRUCTION_SEND_NEXT:
     case LOOM_INSTRUCTION_SEND_PREVIOUS:
         return send(p, instruction);
     case LOOM_INSTRUCTION_RECEIVE_PREVIOUS:
     case LOOM_INSTRUCTION_RECEIVE_NEXT:
-        return receive(p, at);
+        return post(p, instruction);
     case LOOM_INSTRUCTION_SYNC_OFF:
     case LOOM_INSTRUCTION_SYNC_ON:
         work->sync(work->context, instruction->kind == LOOM_INSTRUCTION_SYNC_ON);
@@ -436,7 +403,7 @@ static loom_status make_room(loom__pipeline *p) {
             (long long)run->microbatches, (long long)chunks);
     for (int64_t i = 0; i < run->microbatches; i++)
         p->left[i] = chunks;
-    p->ahead = p->early = p->live = 0;
+    p->live = 0;
     return LOOM_OK;
 }
 

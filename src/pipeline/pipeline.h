@@ -45,7 +45,7 @@ typedef struct loom__pipeline_work {
 
 /* One run of a list. */
 typedef struct loom__pipeline_run {
-    const loom_schedule_list *list; /* of this stage; borrowed */
+    const loom_schedule_list *list; /* of this stage; borrowed. Receives may stand early */
     int64_t microbatches;
     int64_t group;       /* microbatch_group_size_per_vp_stage; the number of stages without chunks */
     bool training;       /* false: a forward-only list, tapes record nothing */
@@ -58,7 +58,6 @@ typedef struct loom__pipeline_options {
     int64_t chunks;         /* of the model, on this stage; at least 1 */
     loom_dtype wire;        /* F32, BF16 or F16: what travels; computations stay in F32 */
     bool variable_shapes;   /* every message is preceded by its shape; else all of a run have one */
-    int64_t receives_ahead; /* receives that are posted before their instruction comes */
 } loom__pipeline_options;
 
 /* What a run has shown. */

@@ -7,6 +7,9 @@
 #include <math.h>
 #include <stdlib.h>
 
+/* Computations between a receive and the one that reads it, at least: what travels meanwhile costs no time. */
+enum { RECEIVES_AHEAD = 2 };
+
 typedef struct microbatch {
     loom_batch *batch;   /* NULL before it is read and after it is finished */
     loom_tensor *logits; /* of the last stage, until all stages can take them */
@@ -268,7 +271,11 @@ static loom_status find_schedule(loom_parallel *parallel, const loom_step *step,
         return LOOM_OK;
     loom_schedule_list_free(&schedule->list);
     schedule->config = (loom_schedule_config){0};
-    LOOM_TRY(loom_schedule_make(&wanted, parallel->stage, &schedule->list));
+    loom_schedule_list list;
+    LOOM_TRY(loom_schedule_make(&wanted, parallel->stage, &list));
+    loom_status status = loom_schedule_post_receives_early(&wanted, &list, RECEIVES_AHEAD, &schedule->list);
+    loom_schedule_list_free(&list);
+    LOOM_TRY(status);
     schedule->config = wanted;
     return LOOM_OK;
 }

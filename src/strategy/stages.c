@@ -5,9 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Receives that are posted before their instruction comes: of the next activation and of the next gradient. */
-enum { RECEIVES_AHEAD = 2 };
-
 static loom_status check_module(const loom_parallel *parallel) {
     if (!parallel->module->activation_shape)
         return loom_fail(LOOM_ERR_UNSUPPORTED,
@@ -66,7 +63,6 @@ loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks) {
         .chunks = parallel->chunk_count,
         .wire = wire_dtype(fabric->config.pipeline_dtype),
         .variable_shapes = model && model->parallel.variable_seq_lengths,
-        .receives_ahead = RECEIVES_AHEAD,
     };
     loom_status status = loom__pipeline_create(fabric->rank, group, &options, &parallel->pipeline);
     if (status) {
