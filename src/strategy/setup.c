@@ -221,6 +221,7 @@ void loom_parallel_destroy(loom_parallel *parallel) {
         return;
     unregister_optimizer(parallel);
     loom__optimizer_destroy(parallel->optimizer);
+    loom__trace_free(parallel);
     loom__pipeline_destroy(parallel->pipeline);
     loom_schedule_list_free(&parallel->training.list);
     loom_schedule_list_free(&parallel->evaluation.list);

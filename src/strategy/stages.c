@@ -71,3 +71,15 @@ loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks) {
     }
     return status;
 }
+
+loom_status loom_parallel_state_key(const loom_parallel *parallel, int64_t chunk, char *key, size_t bytes) {
+    if (chunk < 0 || chunk >= parallel->chunk_count)
+        return loom_fail(LOOM_ERR_ARGUMENT, "chunk of this stage: found %lld, expected 0 to %lld", (long long)chunk,
+            (long long)parallel->chunk_count - 1);
+    int length = parallel->chunk_count > 1 ? snprintf(key, bytes, "model_%lld", (long long)chunk)
+                                           : snprintf(key, bytes, "model");
+    return length >= 0 && (size_t)length < bytes
+               ? LOOM_OK
+               : loom_fail(LOOM_ERR_ARGUMENT, "state key of chunk %lld: %d bytes do not fit %zu", (long long)chunk,
+                     length + 1, bytes);
+}

@@ -115,7 +115,9 @@ static loom_status run_step(
     if (training)
         loom__ddp_begin_step(parallel->ddp);
     LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCHES_START, step));
+    loom__trace_step_begins(parallel);
     LOOM_TRY(loom__run_microbatches(parallel, step, seed, receive, receive_context));
+    loom__trace_step_ends(parallel, step);
     LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCHES_END, step));
     loom_profile_phase before = loom__profile_phase(parallel->fabric->rank, LOOM_PROFILE_REDUCTION);
     loom_status status = training ? loom__parallel_finish_gradients(parallel) : LOOM_OK;

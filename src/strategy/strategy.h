@@ -34,6 +34,13 @@ typedef struct loom__step_schedule {
     loom_schedule_list list;
 } loom__step_schedule;
 
+typedef struct loom__trace {
+    loom__pipeline_record record; /* its memory is NULL while nothing is recorded */
+    uint64_t zero;                /* of the clock */
+    int64_t open;                 /* first event of the step now */
+    int64_t shown_first, shown_count, shown_step, shown_microbatches; /* of the last training step that is whole */
+} loom__trace;
+
 struct loom_parallel {
     loom_fabric *fabric;
     loom_module *module;
@@ -42,6 +49,7 @@ struct loom_parallel {
     loom_schedule_kind schedule;
     loom__pipeline *pipeline;
     loom__step_schedule training, evaluation;
+    loom__trace trace;
     loom__ddp *ddp;
     loom_loss_reduction reduction;
     loom_parameter *const *parameters;
@@ -83,6 +91,10 @@ loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks);
  * ranks. */
 loom_status loom__run_microbatches(
     loom_parallel *parallel, loom_step *step, float seed, loom_logits_function receive, void *receive_context);
+/* Around the microbatches of a step, for the trace, if there is one. */
+void loom__trace_step_begins(loom_parallel *parallel);
+void loom__trace_step_ends(loom_parallel *parallel, const loom_step *step);
+void loom__trace_free(loom_parallel *parallel);
 /* Everything after the last backward: buckets, partial sums over tensor ranks, replicas, the two ends of the pipeline.
  * Collective. */
 loom_status loom__parallel_finish_gradients(loom_parallel *parallel);
