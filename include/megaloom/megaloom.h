@@ -10,6 +10,7 @@
  *   module, tensor     bringing one's own model and operations
  *   comm, layout       groups and collectives; who is in which group
  *   stages, schedule   how a model is cut over a pipeline; what each stage does in which order
+ *   timeline           the same drawn, planned or measured
  *   kernels, team      the mathematics on raw arrays; compute threads
  *   safetensors, huggingface, report  files; a trained model as a directory; progress line and metrics
  *   profile            where the time goes, operation by operation
@@ -39,6 +40,7 @@
 #include <megaloom/strategy.h>
 #include <megaloom/team.h>
 #include <megaloom/tensor.h>
+#include <megaloom/timeline.h>
 #include <megaloom/types.h>
 
 #endif

@@ -91,6 +91,12 @@ typedef struct loom_schedule_counts {
  * of one). Sizes need not make a schedule; they are positive. */
 LOOM_API void loom_schedule_count(const loom_schedule_config *config, int64_t stage, loom_schedule_counts *counts);
 
+/* The list in the notation of the golden files: F3.1 forward of microbatch 3 in chunk 1 (F3 without chunks), B backward
+ * or its input half, W weight half; with `messages` s> s< r< r> joined as they are exchanged, with `syncs` -sync +sync
+ * G0 P0. The caller frees the text. */
+LOOM_API loom_status loom_schedule_notation(
+    const loom_schedule_config *config, const loom_schedule_list *list, bool messages, bool syncs, char **text);
+
 /* A copy of a list whose receives stand earlier, so that messages travel while the stage computes: each at least
  * `depth` computations before the one that reads it (at the begin where there are not so many), never later than it
  * stood. So at most depth + 1 of those that were moved are posted at a time. A receive that moved is an exchange of its

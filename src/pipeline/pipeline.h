@@ -55,9 +55,9 @@ typedef struct loom__pipeline_run {
 } loom__pipeline_run;
 
 typedef struct loom__pipeline_options {
-    int64_t chunks;         /* of the model, on this stage; at least 1 */
-    loom_dtype wire;        /* F32, BF16 or F16: what travels; computations stay in F32 */
-    bool variable_shapes;   /* every message is preceded by its shape; else all of a run have one */
+    int64_t chunks;       /* of the model, on this stage; at least 1 */
+    loom_dtype wire;      /* F32, BF16 or F16: what travels; computations stay in F32 */
+    bool variable_shapes; /* every message is preceded by its shape; else all of a run have one */
 } loom__pipeline_options;
 
 /* What a run has shown. */

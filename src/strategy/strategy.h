@@ -35,9 +35,9 @@ typedef struct loom__step_schedule {
 } loom__step_schedule;
 
 typedef struct loom__trace {
-    loom__pipeline_record record; /* its memory is NULL while nothing is recorded */
-    uint64_t zero;                /* of the clock */
-    int64_t open;                 /* first event of the step now */
+    loom__pipeline_record record;                                     /* its memory is NULL while nothing is recorded */
+    uint64_t zero;                                                    /* of the clock */
+    int64_t open;                                                     /* first event of the step now */
     int64_t shown_first, shown_count, shown_step, shown_microbatches; /* of the last training step that is whole */
 } loom__trace;
 

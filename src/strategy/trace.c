@@ -16,8 +16,8 @@ loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity)
     loom_status status = LOOM_OK;
     loom__trace_free(parallel);
     if (capacity < 1 || capacity > INT32_MAX)
-        status = loom_fail(LOOM_ERR_ARGUMENT, "events of a trace: found %lld, expected 1 to %d", (long long)capacity,
-            INT32_MAX);
+        status = loom_fail(
+            LOOM_ERR_ARGUMENT, "events of a trace: found %lld, expected 1 to %d", (long long)capacity, INT32_MAX);
     if (!status) {
         trace->record.events = calloc((size_t)capacity, sizeof *trace->record.events);
         if (!trace->record.events)

@@ -1,0 +1,37 @@
+/* What stages did, drawn: an SVG for people, a Chrome trace for Perfetto and its kin. Both take the events of a
+ * simulation (schedule.h) as well as those of a measured run. */
+#ifndef MEGALOOM_TIMELINE_H
+#define MEGALOOM_TIMELINE_H
+
+#include <megaloom/schedule.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct loom_timeline {
+    const char *title;                 /* one line, UTF-8; NULL = none */
+    const char *unit;                  /* what one of the events' time is, for the axis ("ms"); NULL = none */
+    int64_t stages;                    /* rows */
+    int64_t chunks;                    /* of a stage; 0 and 1: colours tell no chunks */
+    const loom_schedule_event *events; /* in any order; borrowed */
+    int64_t event_count;
+} loom_timeline;
+
+/* Share of the time from the first begin to the last end in which stages do not compute; 0 without computations. */
+LOOM_API double loom_timeline_bubble(const loom_timeline *timeline);
+
+/* A picture of the computations: a row for each stage, forwards, backwards and their halves in colours by chunk with
+ * the microbatch's number inside, what is idle hatched and told in percent, a legend; readable on light and dark. Other
+ * kinds of events are not drawn. LOOM_ERR_ARGUMENT: an event lies outside the stages and chunks, or ends before it
+ * begins; LOOM_ERR_IO: the file. */
+LOOM_API loom_status loom_timeline_write_svg(FILE *out, const loom_timeline *timeline);
+/* All events in the JSON that chrome://tracing and Perfetto read, a thread for each stage. `seconds` is one unit of the
+ * events' time. Errors as above. */
+LOOM_API loom_status loom_timeline_write_trace(FILE *out, const loom_timeline *timeline, double seconds);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
