@@ -20,14 +20,14 @@ static void stages_follow_one_rank(void **state) {
         {.ranks = 2, .pp = 2},
         {.ranks = 2, .pp = 2, .untied = true},
         {.ranks = 2, .pp = 2, .dropout = 0.1},
-        {.ranks = 4, .pp = 4},                          /* a layer a stage */
-        {.ranks = 4, .pp = 4, .micro = 4},              /* two microbatches on four stages */
-        {.ranks = 4, .pp = 4, .micro = 8},              /* one */
+        {.ranks = 4, .pp = 4},             /* a layer a stage */
+        {.ranks = 4, .pp = 4, .micro = 4}, /* two microbatches on four stages */
+        {.ranks = 4, .pp = 4, .micro = 8}, /* one */
         {.ranks = 3, .pp = 3, .layers = 5, .first = 1, .last = 1},
         {.ranks = 3, .pp = 3, .layers = 7, .balanced = true},
         {.ranks = 3, .pp = 3, .stages = "E|tttt|L"},
-        {.ranks = 6, .pp = 2, .global = 12},            /* data parallel 3 */
-        {.ranks = 8, .tp = 2, .pp = 2, .sp = true},     /* data parallel 2 */
+        {.ranks = 6, .pp = 2, .global = 12},        /* data parallel 3 */
+        {.ranks = 8, .tp = 2, .pp = 2, .sp = true}, /* data parallel 2 */
         {.ranks = 8, .tp = 2, .pp = 2, .dropout = 0.1, .overlap = true},
     };
     must_follow_one_rank(cases, sizeof cases / sizeof *cases);

@@ -1,5 +1,5 @@
-/* What a step on a pipeline does beside its numbers: events, logits, memory, shapes, the end of the data; and how a step
- * that goes wrong ends. */
+/* What a step on a pipeline does beside its numbers: events, logits, memory, shapes, the end of the data; and how a
+ * step that goes wrong ends. */
 #include "parallel/pipeline_support.h"
 #include "parallel/toy_module.h"
 #include "strategy/strategy.h"
@@ -57,8 +57,8 @@ static loom_status watch(loom_rank *rank, void *argument) {
     LOOM_TRY(loom_callbacks_add(loom_fabric_callbacks(run.fabric), &callback));
     LOOM_TRY(loom_parallel_step(run.parallel, LOOM_TRAINING, run.batches, NULL, NULL, NULL, &result));
     /* 8 samples on two data-parallel ranks: four microbatches through two chunks, by twos. */
-    snprintf(wanted, sizeof wanted,
-        "S0 E0 S1 E1 S0 E0 S1 E1 S2 E2 S3 E3 S2 E2 S3 E3 loss %.3f tokens %d", result.loss, 8 * SMALL_SEQUENCE);
+    snprintf(wanted, sizeof wanted, "S0 E0 S1 E1 S0 E0 S1 E1 S2 E2 S3 E3 S2 E2 S3 E3 loss %.3f tokens %d", result.loss,
+        8 * SMALL_SEQUENCE);
     CHECK(strcmp(log.text, wanted) == 0, "found %s, expected %s", log.text, wanted);
     CHECK(log.has_batch, "an event without its microbatch");
     CHECK(result.loss > 1 && result.tokens == 8 * SMALL_SEQUENCE, "stage %d has loss %g of %g tokens",
@@ -108,8 +108,8 @@ static loom_status predict(loom_rank *rank, void *argument) {
     LOOM_TRY(pipe_start(rank, &c, &run));
     LOOM_TRY(small_data(&run, LOOM_PREDICT, LOGIT_ROWS, 1, LOGIT_ROWS));
     LOOM_TRY(loom_parallel_predict_step(run.parallel, run.batches, keep, mine));
-    CHECK(mine->rows == LOGIT_ROWS, "rank %d has the logits of %lld rows", loom_rank_index(rank),
-        (long long)mine->rows);
+    CHECK(
+        mine->rows == LOGIT_ROWS, "rank %d has the logits of %lld rows", loom_rank_index(rank), (long long)mine->rows);
     double worst = 0;
     if (loom_rank_index(rank) == 0 && job->c.pp == 0)
         *job->rank_0 = *mine;
@@ -124,8 +124,8 @@ static loom_status predict(loom_rank *rank, void *argument) {
 static void every_rank_gets_the_logits_of_the_last_stage_in_order(void **state) {
     (void)state;
     kept_logits alone = {.rows = 0};
-    logits_job jobs[] = {{{.ranks = 1}, &alone}, {{.ranks = 2, .pp = 2}, &alone},
-        {{.ranks = 4, .tp = 2, .pp = 2, .vpp = 2}, &alone}};
+    logits_job jobs[] = {
+        {{.ranks = 1}, &alone}, {{.ranks = 2, .pp = 2}, &alone}, {{.ranks = 4, .tp = 2, .pp = 2, .vpp = 2}, &alone}};
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++)
         must_run(jobs[i].c.ranks, predict, &jobs[i]);
 }
@@ -419,7 +419,8 @@ static loom_status poison(loom_rank *rank, void *argument) {
 
 static void a_nan_is_named_by_the_stage_that_makes_it(void **state) {
     (void)state;
-    must_fail(4, poison, NULL, LOOM_ERR_NUMERIC, "rank 1: stage 1, forward of microbatch 0, chunk 0: step 1, microbatch 0: ");
+    must_fail(
+        4, poison, NULL, LOOM_ERR_NUMERIC, "rank 1: stage 1, forward of microbatch 0, chunk 0: step 1, microbatch 0: ");
     assert_non_null(strstr(loom_error_message(), "decoder.layers.1"));
 }
 
@@ -467,9 +468,8 @@ static void a_stage_that_stops_is_named_with_its_microbatch_and_chunk(void **sta
     close(pipes[0]);
     int result;
     waitpid(child, &result, 0);
-    if (!WIFEXITED(result) || WEXITSTATUS(result) != 7 ||
-        !strstr(text, "stage 1: forward of microbatch 2, chunk 0") || !strstr(text, "rank 1") ||
-        !strstr(text, "receive #") || !strstr(text, "of group pp"))
+    if (!WIFEXITED(result) || WEXITSTATUS(result) != 7 || !strstr(text, "stage 1: forward of microbatch 2, chunk 0") ||
+        !strstr(text, "rank 1") || !strstr(text, "receive #") || !strstr(text, "of group pp"))
         fail_msg("exit status %d: %s", result, text);
 }
 

@@ -153,11 +153,11 @@ static inline void pipe_must_be_near(const pipe_case *c, const pipe_result *foun
     char name[PIPE_TEXT];
     for (int t = 0; t < PIPE_STEPS; t++) {
         if (!(fabs(found->loss[t] - wanted->loss[t]) <= 3e-6 * wanted->loss[t]))
-            fail_msg("%s: loss of step %d: found %.9g, wanted %.9g", pipe_name(c, name), t, found->loss[t],
-                wanted->loss[t]);
+            fail_msg(
+                "%s: loss of step %d: found %.9g, wanted %.9g", pipe_name(c, name), t, found->loss[t], wanted->loss[t]);
         if (!(fabs(found->norm[t] - wanted->norm[t]) <= 1e-5 * wanted->norm[t]))
-            fail_msg("%s: norm of step %d: found %.9g, wanted %.9g", pipe_name(c, name), t, found->norm[t],
-                wanted->norm[t]);
+            fail_msg(
+                "%s: norm of step %d: found %.9g, wanted %.9g", pipe_name(c, name), t, found->norm[t], wanted->norm[t]);
     }
 }
 
