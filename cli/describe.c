@@ -1,5 +1,5 @@
-/* megaloom describe: what a Hugging Face model is made of, from its config.json; its weight files are looked at where
- * they are there, for their dtype. */
+/* megaloom describe: what a Hugging Face model is made of, from its config.json, and how it falls on the stages of a
+ * pipeline; its weight files are looked at where they are there, for their dtype. */
 #include "commands.h"
 #include <argp.h>
 #include <errno.h>
@@ -21,7 +21,20 @@ typedef struct model_facts {
     int64_t replicated[SIZES_MAX], replicated_count; /* with copies of query groups */
     const char *stored;                              /* dtype of the first tensor; NULL: there are no weight files */
     int64_t stored_tensors;
+    int64_t pipelines[SIZES_MAX], pipeline_count; /* sizes that divide the layers */
+    loom_stage_split split;                       /* asked for; without a pipeline size: none */
+    int64_t chunks;                               /* of a stage */
+    loom_stage *stages;                           /* in the order of depth */
+    int64_t *stage_parameters;
 } model_facts;
+
+/* What a split depends on, by the names of a run file. */
+static const char *const split_fields[] = {"strategy.pipeline_model_parallel_size",
+    "strategy.virtual_pipeline_model_parallel_size", "model.num_layers_in_first_pipeline_stage",
+    "model.num_layers_in_last_pipeline_stage", "model.account_for_embedding_in_pipeline_split",
+    "model.account_for_loss_in_pipeline_split", "model.pipeline_model_parallel_layout",
+    "model.balanced_pipeline_split"};
+enum { SPLIT_FIELDS = sizeof split_fields / sizeof *split_fields };
 
 typedef struct kind {
     const char *name;
@@ -39,13 +52,63 @@ static const struct {
     int64_t bytes;
 } dtypes[DTYPES] = {{"fp32", 4}, {"bf16", 2}, {"fp16", 2}};
 
-static loom_status look(const char *directory, model_facts *facts) {
+static bool is_split_field(const char *override) {
+    size_t length = strcspn(override, "=");
+    for (int i = 0; i < SPLIT_FIELDS && override[length]; i++)
+        if (strlen(split_fields[i]) == length && strncmp(override, split_fields[i], length) == 0)
+            return true;
+    return false;
+}
+
+static void list_pipelines(model_facts *facts) {
+    for (int64_t pp = 1; pp <= facts->config.num_layers && pp <= SIZES_MAX; pp++)
+        if (facts->config.num_layers % pp == 0)
+            facts->pipelines[facts->pipeline_count++] = pp;
+}
+
+/* Cuts the model as the overrides say and counts the parameters of each chunk. */
+static loom_status cut(const loom_cli_run_arguments *given, model_facts *facts) {
+    loom_run_config *run;
+    LOOM_TRY(loom_run_config_load(NULL, given->overrides, given->override_count, &run));
+    const loom_model_parallel_config *parallel = &run->model.config.parallel;
+    facts->split = (loom_stage_split){.layers = facts->config.num_layers,
+        .pipeline_model_parallel_size = run->strategy.pipeline_model_parallel_size,
+        .virtual_pipeline_model_parallel_size = run->strategy.virtual_pipeline_model_parallel_size,
+        .num_layers_in_first_pipeline_stage = parallel->num_layers_in_first_pipeline_stage,
+        .num_layers_in_last_pipeline_stage = parallel->num_layers_in_last_pipeline_stage,
+        .account_for_embedding_in_pipeline_split = parallel->account_for_embedding_in_pipeline_split,
+        .account_for_loss_in_pipeline_split = parallel->account_for_loss_in_pipeline_split,
+        .pipeline_model_parallel_layout = parallel->pipeline_model_parallel_layout,
+        .balanced_pipeline_split = parallel->balanced_pipeline_split};
+    loom_status status = loom_stage_split_chunks(&facts->split, &facts->chunks);
+    if (!status) {
+        int64_t count = facts->chunks * facts->split.pipeline_model_parallel_size;
+        facts->stages = calloc((size_t)count, sizeof *facts->stages);
+        facts->stage_parameters = calloc((size_t)count, sizeof *facts->stage_parameters);
+        status = facts->stages && facts->stage_parameters
+                     ? loom_stage_split_make(&facts->split, facts->stages)
+                     : loom_fail(LOOM_ERR_MEMORY, "out of memory for %" PRId64 " chunks", count);
+        loom_model_description of;
+        for (int64_t i = 0; i < count && !status; i++) {
+            status = loom_model_describe_stage(&facts->config, &facts->stages[i], &of);
+            facts->stage_parameters[i] = status ? 0 : of.total;
+        }
+    }
+    facts->split.pipeline_model_parallel_layout = NULL; /* it goes with the run file */
+    loom_run_config_destroy(run);
+    return status;
+}
+
+static loom_status look(const char *directory, const loom_cli_run_arguments *split, model_facts *facts) {
     facts->config = loom_model_config_default("gpt2");
     facts->config.make_vocab_size_divisible_by = 1;
     LOOM_TRY(loom_hf_read_config(directory, &facts->config));
     facts->config.seq_length = facts->config.max_position_embeddings;
     LOOM_TRY(loom_model_describe(&facts->config, &facts->parameters));
     facts->size_count = loom_model_tensor_sizes(&facts->config, facts->sizes, SIZES_MAX);
+    list_pipelines(facts);
+    if (split->override_count > 0)
+        LOOM_TRY(cut(split, facts));
     facts->config.replicate_query_groups = true;
     facts->replicated_count = loom_model_tensor_sizes(&facts->config, facts->replicated, SIZES_MAX);
     loom_safetensors *file;
@@ -95,6 +158,47 @@ static void print_sizes(const char *title, const int64_t *sizes, int64_t count) 
     puts("");
 }
 
+static void print_chunk(const model_facts *facts, int64_t index, int64_t pipeline) {
+    const loom_stage *stage = &facts->stages[index];
+    char name[64], what[96], text[40];
+    if (facts->chunks > 1)
+        snprintf(name, sizeof name, "stage %" PRId64 ".%" PRId64, index % pipeline, index / pipeline);
+    else
+        snprintf(name, sizeof name, "stage %" PRId64, index);
+    if (stage->layers > 1)
+        snprintf(what, sizeof what, "layers %" PRId64 "-%" PRId64, stage->first_layer,
+            stage->first_layer + stage->layers - 1);
+    else if (stage->layers == 1)
+        snprintf(what, sizeof what, "layer %" PRId64, stage->first_layer);
+    else
+        snprintf(what, sizeof what, "no layer");
+    printf("  %-14s%-16s%-22s%18s\n", name, what,
+        stage->embedding && stage->loss ? "embedding, head, loss"
+        : stage->embedding              ? "embedding"
+        : stage->loss                   ? "head, loss"
+                                        : "",
+        grouped(facts->stage_parameters[index], text));
+}
+
+static void print_stages(const model_facts *facts) {
+    int64_t pipeline = facts->split.pipeline_model_parallel_size, most = 0, all = 0;
+    printf("%-16s%" PRId64 " stage%s", "pipeline", pipeline, pipeline == 1 ? "" : "s");
+    printf(facts->chunks > 1 ? " of %" PRId64 " chunks\n" : "\n", facts->chunks);
+    for (int64_t stage = 0; stage < pipeline; stage++) {
+        int64_t own = 0;
+        for (int64_t chunk = 0; chunk < facts->chunks; chunk++) {
+            print_chunk(facts, chunk * pipeline + stage, pipeline);
+            own += facts->stage_parameters[chunk * pipeline + stage];
+        }
+        most = own > most ? own : most;
+        all += own;
+    }
+    printf(
+        "  the largest stage has %.2f times the mean of the stages\n", (double)most * (double)pipeline / (double)all);
+    if (all > facts->parameters.total)
+        puts("  the last stage has a copy of the tied embedding");
+}
+
 static void print_text(const char *directory, const model_facts *facts) {
     const loom_model_config *config = &facts->config;
     int64_t n = config->num_attention_heads, g = config->num_query_groups ? config->num_query_groups : n;
@@ -129,6 +233,9 @@ static void print_text(const char *directory, const model_facts *facts) {
     print_sizes("tensor sizes", facts->sizes, facts->size_count);
     if (facts->replicated_count > facts->size_count)
         print_sizes("  with copies", facts->replicated, facts->replicated_count);
+    print_sizes("pipeline sizes", facts->pipelines, facts->pipeline_count);
+    if (facts->stages)
+        print_stages(facts);
 }
 
 /* ---- JSON ---- */
@@ -138,6 +245,35 @@ static json_t *sizes_json(const int64_t *sizes, int64_t count) {
     for (int64_t i = 0; i < count && i < SIZES_MAX; i++)
         json_array_append_new(made, json_integer(sizes[i]));
     return made;
+}
+
+/* Numbers of the chunks of each stage: [stage][chunk]. */
+static json_t *chunks_json(const model_facts *facts, int64_t (*number)(const model_facts *facts, int64_t index)) {
+    int64_t pipeline = facts->split.pipeline_model_parallel_size;
+    json_t *all = json_array();
+    for (int64_t stage = 0; stage < pipeline; stage++) {
+        json_t *own = json_array();
+        for (int64_t chunk = 0; chunk < facts->chunks; chunk++)
+            json_array_append_new(own, json_integer(number(facts, chunk * pipeline + stage)));
+        json_array_append_new(all, own);
+    }
+    return all;
+}
+
+static int64_t layers_of(const model_facts *facts, int64_t index) {
+    return facts->stages[index].layers;
+}
+static int64_t offset_of(const model_facts *facts, int64_t index) {
+    return facts->stages[index].first_layer;
+}
+static int64_t parameters_of(const model_facts *facts, int64_t index) {
+    return facts->stage_parameters[index];
+}
+
+static json_t *pipeline_json(const model_facts *facts) {
+    return json_pack("{s:I, s:I, s:o, s:o, s:o}", "pp", (json_int_t)facts->split.pipeline_model_parallel_size,
+        "vp_found", (json_int_t)facts->chunks, "build", chunks_json(facts, layers_of), "offset",
+        chunks_json(facts, offset_of), "parameters", chunks_json(facts, parameters_of));
 }
 
 static int print_json(const model_facts *facts) {
@@ -152,7 +288,7 @@ static int print_json(const model_facts *facts) {
     for (int i = 0; i < DTYPES; i++)
         json_object_set_new(memory, dtypes[i].name, json_integer(total * dtypes[i].bytes));
     json_object_set_new(memory, "training_fp32", json_integer(total * TRAINING_BYTES));
-    json_t *root = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:s?, s:o, s:o, s:o, s:o}",
+    json_t *root = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:s?, s:o, s:o, s:o, s:o, s:o, s:o*}",
         "architecture", config->architecture, "num_layers", (json_int_t)config->num_layers, "hidden_size",
         (json_int_t)config->hidden_size, "ffn_hidden_size",
         (json_int_t)(config->ffn_hidden_size ? config->ffn_hidden_size : 4 * config->hidden_size),
@@ -162,7 +298,9 @@ static int print_json(const model_facts *facts) {
         (json_int_t)config->vocab_size, "max_position_embeddings", (json_int_t)config->max_position_embeddings,
         "tied_head", config->share_embeddings_and_output_weights ? 1 : 0, "stored_dtype", facts->stored, "parameters",
         parameters, "memory_bytes", memory, "tensor_sizes", sizes_json(facts->sizes, facts->size_count),
-        "tensor_sizes_with_replicated_query_groups", sizes_json(facts->replicated, facts->replicated_count));
+        "tensor_sizes_with_replicated_query_groups", sizes_json(facts->replicated, facts->replicated_count),
+        "pipeline_sizes", sizes_json(facts->pipelines, facts->pipeline_count), "pipeline",
+        facts->stages ? pipeline_json(facts) : NULL);
     char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);
     if (!text)
@@ -177,6 +315,8 @@ static int print_json(const model_facts *facts) {
 typedef struct arguments {
     const char *hf;
     bool json;
+    loom_cli_run_arguments split;
+    char pipeline[64]; /* the override that --pp stands for */
 } arguments;
 
 static error_t take(int key, char *text, struct argp_state *state) {
@@ -188,8 +328,19 @@ static error_t take(int key, char *text, struct argp_state *state) {
     case 'j':
         to->json = true;
         return 0;
+    case 'p':
+        if (strlen(text) > 19)
+            argp_error(state, "--pp is '%s': expected a pipeline size", text);
+        snprintf(to->pipeline, sizeof to->pipeline, "%s=%s", split_fields[0], text);
+        loom_cli_run_argument(&to->split, to->pipeline, state);
+        return 0;
     case ARGP_KEY_ARG:
-        argp_error(state, "found %s, expected options alone", text);
+        if (!is_split_field(text))
+            argp_error(state,
+                "found %s, expected FIELD=VALUE with a field of the pipeline split: %s, %s, %s, %s, %s, %s, %s, %s",
+                text, split_fields[0], split_fields[1], split_fields[2], split_fields[3], split_fields[4],
+                split_fields[5], split_fields[6], split_fields[7]);
+        loom_cli_run_argument(&to->split, text, state);
         return 0;
     case ARGP_KEY_END:
         if (!to->hf)
@@ -201,26 +352,35 @@ static error_t take(int key, char *text, struct argp_state *state) {
 }
 
 int loom_cli_describe(int argc, char **argv) {
-    static const struct argp_option options[] = {
-        {"hf", 'm', "DIR", 0, "Hugging Face directory of the model", 0}, {"json", 'j', NULL, 0, "JSON", 0}, {0}};
-    static const struct argp argp = {options, take, "--hf DIR",
-        "Describes a model: sizes, parameters by kind, memory in each dtype, legal tensor sizes.\v"
+    static const struct argp_option options[] = {{"hf", 'm', "DIR", 0, "Hugging Face directory of the model", 0},
+        {"json", 'j', NULL, 0, "JSON", 0},
+        {"pp", 'p', "P", 0, "Show how layers and parameters fall on P pipeline stages", 0}, {0}};
+    static const struct argp argp = {options, take, "--hf DIR [FIELD=VALUE...]",
+        "Describes a model: sizes, parameters by kind, memory in each dtype, legal tensor and pipeline sizes.\v"
         "Numbers are those of the whole model, without the padding rows of the vocabulary. Tensor sizes \"with "
-        "copies\" "
-        "need model.replicate_query_groups=true. No weight is read; a config.json alone is enough.",
+        "copies\" need model.replicate_query_groups=true; pipeline sizes are those that divide the layers. The fields "
+        "are those of a run file that cut a model into stages. No weight is read; a config.json alone is enough.",
         NULL, NULL, NULL};
     arguments given = {0};
     argp_err_exit_status = 2;
+    loom_status made = loom_cli_run_arguments_create(argc, &given.split);
+    if (made)
+        return loom_cli_fail(made);
     argp_parse(&argp, argc, argv, 0, NULL, &given);
     model_facts *facts = calloc(1, sizeof *facts);
     loom_status status =
-        facts ? look(given.hf, facts) : loom_fail(LOOM_ERR_MEMORY, "out of memory for the description");
+        facts ? look(given.hf, &given.split, facts) : loom_fail(LOOM_ERR_MEMORY, "out of memory for the description");
     int code = status ? loom_cli_fail(status) : 0;
     if (!status && given.json)
         code = print_json(facts);
     else if (!status)
         print_text(given.hf, facts);
+    if (facts) {
+        free(facts->stages);
+        free(facts->stage_parameters);
+    }
     free(facts);
+    loom_cli_run_arguments_free(&given.split);
     if (code == 0 && (fflush(stdout) != 0 || ferror(stdout))) {
         fprintf(stderr, "megaloom: cannot write the output: %s\n", strerror(errno));
         code = 1;

@@ -13,6 +13,13 @@
 #include <string.h>
 
 enum { EXIT_USAGE = 2 };
+
+/* Forwards of all stages together: up to here lists and simulation take seconds and about a gigabyte. */
+enum { FORWARDS_MAX = 1 << 22 };
+
+/* A picture of more would take a viewer minutes, and its computations be thinner than a pixel. */
+enum { DRAWN_MAX = 1 << 17 };
+
 enum {
     KEY_PP = 'p',
     KEY_VP = 'v',
@@ -198,17 +205,24 @@ static loom_status make_list(const schedule_request *request, int64_t stage, loo
 static loom_status make(const schedule_request *request, loom_cli_schedule_data *schedule) {
     schedule->config = request->config;
     LOOM_TRY(loom_schedule_config_check(&request->config));
-    schedule->lists = calloc((size_t)request->config.stages, sizeof *schedule->lists);
+    const loom_schedule_config *c = &request->config;
+    int64_t chunks = c->chunks > 0 ? c->chunks : 1;
+    if (c->stages > FORWARDS_MAX / chunks || c->microbatches > FORWARDS_MAX / (c->stages * chunks))
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "%" PRId64 " stages of %" PRId64 " chunks with %" PRId64
+            " microbatches: expected at most %d forwards in all",
+            c->stages, chunks, c->microbatches, FORWARDS_MAX);
+    schedule->lists = calloc((size_t)c->stages, sizeof *schedule->lists);
     if (!schedule->lists)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %" PRId64 " stages", request->config.stages);
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %" PRId64 " stages", c->stages);
     double *table;
     LOOM_TRY(read_costs(request, &table));
-    int64_t places = request->config.stages * (request->config.chunks > 0 ? request->config.chunks : 1);
+    int64_t places = c->stages * chunks;
     loom_schedule_costs costs = {.message = request->message};
     if (table)
         costs = (loom_schedule_costs){table, table + places, table + 2 * places, request->message};
     loom_status status = LOOM_OK;
-    for (int64_t stage = 0; stage < request->config.stages && !status; stage++)
+    for (int64_t stage = 0; stage < c->stages && !status; stage++)
         status = make_list(request, stage, &schedule->lists[stage]);
     if (!status)
         status = loom_schedule_simulate(&schedule->config, schedule->lists, &costs, false, &schedule->result);
@@ -249,6 +263,10 @@ static loom_status write_file(const loom_cli_schedule_data *schedule, const char
 
 static loom_status answer(const schedule_request *request, loom_cli_schedule_data *schedule) {
     LOOM_TRY(make(request, schedule));
+    if (request->svg && schedule->result.event_count > DRAWN_MAX)
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "--svg: there are %" PRId64 " computations, expected at most %d in a picture (--trace takes any number)",
+            schedule->result.event_count, DRAWN_MAX);
     if (request->svg)
         LOOM_TRY(write_file(schedule, request->svg, true));
     if (request->trace)
@@ -298,9 +316,10 @@ int loom_cli_schedule(int argc, char **argv) {
         fprintf(stderr, "megaloom: %s\n", strerror(parsed));
         return EXIT_FAILURE;
     }
-    if (!request.failed && request.config.stages == 0)
+    bool understood = !request.failed;
+    if (understood && request.config.stages == 0)
         complain(&request, "give the number of pipeline stages: --pp STAGES");
-    if (!request.failed && request.config.microbatches == 0)
+    if (understood && request.config.microbatches == 0)
         complain(&request, "give the number of microbatches: --microbatches COUNT");
     if (request.failed)
         return EXIT_USAGE;

@@ -123,8 +123,8 @@ typedef struct loom_megatron_strategy_config {
     bool static_graph;
 } loom_megatron_strategy_config;
 LOOM_API loom_megatron_strategy_config loom_megatron_strategy_config_default(void);
-/* Checks every field by the table (ranges, names, what is built), sequence_parallel against the tensor size and the
- * microbatch group against the pipeline size. */
+/* Checks every field by the table (ranges, names, what is built), sequence_parallel against the tensor size, and
+ * virtual stages and their microbatch group against the pipeline size. */
 LOOM_API loom_status loom_megatron_strategy_config_check(const loom_megatron_strategy_config *config);
 
 /* Megatron-Core's OptimizerConfig. */

@@ -4,6 +4,7 @@
 
 #include <megaloom/kernels.h>
 #include <megaloom/layout.h>
+#include <megaloom/stages.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -132,6 +133,10 @@ typedef struct loom_model_description {
 } loom_model_description;
 /* Derived values of the configuration may still be 0. Errors: those of the configuration. */
 LOOM_API loom_status loom_model_describe(const loom_model_config *config, loom_model_description *description);
+/* The same of one chunk of a pipeline. The chunk of the loss, where it is not that of the embedding, holds a copy of a
+ * tied embedding, counted as its head: so the chunks of a model with a tied head have more together than the model. */
+LOOM_API loom_status loom_model_describe_stage(
+    const loom_model_config *config, const loom_stage *stage, loom_model_description *description);
 /* The tensor-parallel sizes the model can be cut into, ascending: sizes[0…min(count, capacity)). Returns their count, 0
  * for a configuration with faults. Follows config->replicate_query_groups. */
 LOOM_API int64_t loom_model_tensor_sizes(const loom_model_config *config, int64_t *sizes, int64_t capacity);

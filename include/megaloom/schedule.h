@@ -14,15 +14,19 @@ extern "C" {
 #endif
 
 typedef enum loom_schedule_kind {
-    LOOM_SCHEDULE_1F1B,       /* interleaved where there are chunks */
-    LOOM_SCHEDULE_ZERO_BUBBLE /* 1F1B with the backward in two halves; without chunks */
+    LOOM_SCHEDULE_1F1B, /* interleaved where there are chunks */
+    /* 1F1B with the backward in two halves, without chunks: as many activations at worst as 1F1B on the stage that has
+     * most, weight halves in the order of microbatches. With at least as many microbatches as stages, and a weight half
+     * no longer than a forward, (stages - 1) times (forward + input half - weight half) are lost instead of
+     * (stages - 1) times (forward + backward). */
+    LOOM_SCHEDULE_ZERO_BUBBLE
 } loom_schedule_kind;
 
 typedef struct loom_schedule_config {
     int64_t stages;       /* pipeline_model_parallel_size */
-    int64_t chunks;       /* virtual_pipeline_model_parallel_size; 0 = none */
+    int64_t chunks;       /* virtual_pipeline_model_parallel_size; 0 and 1 = none */
     int64_t microbatches; /* of a step */
-    int64_t group;        /* microbatch_group_size_per_vp_stage; 0 = stages */
+    int64_t group;        /* microbatch_group_size_per_vp_stage, of use with chunks alone; 0 = stages */
     loom_schedule_kind kind;
     bool forward_only; /* evaluation */
     /* The reductions of all stages start at the same time, by GRAD_SYNC, and the gathers by PARAM_SYNC, as the
@@ -141,8 +145,8 @@ typedef struct loom_schedule_result {
  * microbatch), gradients of a chunk are accumulated in the order of microbatches (so that sums do not depend on the
  * schedule) and their reduction starts exactly once, when they are complete. With `blocking` each exchange is waited
  * for before the next instruction, as the reference's calls are. costs NULL: 1 each, messages take no time.
- * LOOM_ERR_ARGUMENT names stage, instruction and what is wrong; a deadlock is told as the cycle of those that wait for
- * each other. Time and memory are linear in the number of instructions. loom_schedule_result_free. */
+ * LOOM_ERR_ARGUMENT names stage, instruction (from 0) and what is wrong; a deadlock is told as the cycle of those that
+ * wait for each other. Time and memory are linear in the number of instructions. loom_schedule_result_free. */
 LOOM_API loom_status loom_schedule_simulate(const loom_schedule_config *config, const loom_schedule_list *lists,
     const loom_schedule_costs *costs, bool blocking, loom_schedule_result *result);
 LOOM_API void loom_schedule_result_free(loom_schedule_result *result);

@@ -10,7 +10,13 @@
 extern "C" {
 #endif
 
-/* The fields of the same names in a run file; 0, false and NULL stand for "not given". */
+/* The fields of the same names in a run file; 0, false and NULL stand for "not given". Layers are cut in one of five
+ * ways: evenly; with other numbers in the first and last stage; with the embedding and the loss counted as a layer
+ * each; balanced; or as a layout says. Fields of two ways together are refused.
+ *
+ * A layout is a row of E (embedding, first), t (layer), L (loss, last) and | (end of a stage; the stages go through the
+ * depth as above, so there may be several for each pipeline stage). x*n and (…)*n repeat, groups may stand in groups,
+ * commas are ignored. m (multi-token prediction) is read, and not supported yet. */
 typedef struct loom_stage_split {
     int64_t layers; /* of the model */
     int64_t pipeline_model_parallel_size;
@@ -33,7 +39,8 @@ typedef struct loom_stage {
  * names the field, both numbers and the nearest legal values. */
 LOOM_API loom_status loom_stage_split_chunks(const loom_stage_split *split, int64_t *chunks);
 /* Chunk c of stage r goes to stages[c * pipeline_model_parallel_size + r]: that is the order of depth. `stages` is the
- * caller's, of chunks * pipeline_model_parallel_size. Errors: LOOM_ERR_CONFIG, all faults at once. */
+ * caller's, of chunks * pipeline_model_parallel_size; written on success alone. Errors: LOOM_ERR_CONFIG, all faults at
+ * once; LOOM_ERR_UNSUPPORTED for a layout with m. */
 LOOM_API loom_status loom_stage_split_make(const loom_stage_split *split, loom_stage *stages);
 
 #ifdef __cplusplus

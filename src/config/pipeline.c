@@ -35,6 +35,12 @@ void loom__check_strategy_pipeline(const loom_megatron_strategy_config *strategy
             "strategy.microbatch_group_size_per_vp_stage: found %" PRId64
             ", expected at least strategy.pipeline_model_parallel_size %" PRId64 ", or null",
             strategy->microbatch_group_size_per_vp_stage, strategy->pipeline_model_parallel_size);
+    /* In the words of the layout, which a fabric asks as well. */
+    if (strategy->virtual_pipeline_model_parallel_size > 0 && strategy->pipeline_model_parallel_size == 1)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.virtual_pipeline_model_parallel_size is %" PRId64
+            ", but pipeline_model_parallel_size is 1: expected at least 2 pipeline stages, or no virtual ones",
+            strategy->virtual_pipeline_model_parallel_size);
 }
 
 typedef struct step {

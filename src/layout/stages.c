@@ -1,7 +1,7 @@
-/* How layers fall on stages. There are four ways: evenly, with other numbers in the first and last stage or with the
- * embedding and the loss counted as layers (Megatron-Core's), balanced (ours, for what does not divide), and written
- * out. Each way has its check, which names all its faults, and a count for the chunk at one place of the depth; the
- * chunks taken in order of depth hold the layers 0, 1, … once each, whatever the way. */
+/* How layers fall on stages. There are five ways: evenly, with other numbers in the first and last stage, with the
+ * embedding and the loss counted as layers, balanced (ours, for what does not divide), and written out. Each way has
+ * its check, which names all its faults, and a count for the chunk at one place of the depth; the chunks taken in order
+ * of depth hold the layers 0, 1, … once each, whatever the way. */
 #include "base/faults.h"
 #include "layout/layout.h"
 #include "layout/legal.h"

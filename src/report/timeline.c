@@ -32,8 +32,8 @@ typedef struct drawing {
     double span;  /* pixels of all */
     int64_t chunks;
     int row, pitch, font, top;
-    int digits; /* of the longest number */
     bool used[FAMILIES];
+    bool numbered[FAMILIES]; /* a mean one has room for the longest number */
 } drawing;
 
 static int family_of(loom_instruction_kind kind) {
@@ -174,7 +174,6 @@ static void put_rows(const drawing *d, const double *busy) {
     }
 }
 
-/* All numbers have the room of the longest, or some of a row would be missing. */
 static double number_width(int digits, int font) {
     return digits * font * 0.62 + 2.0;
 }
@@ -184,8 +183,7 @@ static void put_event(const drawing *d, const loom_schedule_event *at) {
     double x = MARGIN + LABELS + (at->start - d->extent.begin) * d->scale, width = (at->end - at->start) * d->scale;
     double top = row_top(d, at->stage);
     char attributes[64], number[32];
-    int rgb[3];
-    snprintf(number, sizeof number, "%" PRId64, at->microbatch);
+    int rgb[3], digits = snprintf(number, sizeof number, "%" PRId64, at->microbatch);
     bool white = colour_of(f, at->chunk, d->chunks, rgb);
     snprintf(attributes, sizeof attributes, "rx=\"2\" class=\"cell %s%d\"", f->letter, at->chunk);
     fprintf(
@@ -194,7 +192,7 @@ static void put_event(const drawing *d, const loom_schedule_event *at) {
         fprintf(d->out, ", chunk %d", at->chunk);
     fputs("</title>", d->out);
     put_box(d, x, top, width, d->row, attributes);
-    if (width >= number_width(d->digits, d->font)) {
+    if (d->numbered[family_of(at->kind)] && width >= number_width(digits, d->font)) {
         put_text(d, x + width / 2, top + d->row / 2.0 + d->font * 0.35, white ? "white" : "black", "middle");
         fprintf(d->out, "%s</text>", number);
     }
@@ -303,18 +301,27 @@ static void measure(drawing *d) {
     d->pitch = d->row + (d->timeline->stages > MANY_STAGES ? 3 : 6);
     d->font = d->timeline->stages > MANY_STAGES ? 10 : 12;
     d->top = MARGIN + (d->timeline->title ? 36 : 0) + 18;
-    int64_t largest = 0;
+    int64_t largest = 0, counts[FAMILIES] = {0};
+    double widths[FAMILIES] = {0};
     for (int64_t i = 0; i < d->timeline->event_count; i++) {
         const loom_schedule_event *at = &d->timeline->events[i];
         if (!loom_instruction_computes(at->kind))
             continue;
-        d->used[family_of(at->kind)] = true;
+        counts[family_of(at->kind)]++;
+        widths[family_of(at->kind)] += (at->end - at->start) * d->scale;
         largest = at->microbatch > largest ? at->microbatch : largest;
     }
-    d->digits = snprintf(NULL, 0, "%" PRId64, largest);
-    /* A forward is often half a backward, and so two thirds of the mean. */
-    while (d->font > SMALLEST_FONT && d->extent.mean * d->scale * 0.66 < number_width(d->digits, d->font))
+    int digits = snprintf(NULL, 0, "%" PRId64, largest);
+    double narrowest = INFINITY;
+    for (int f = 0; f < FAMILIES; f++) {
+        d->used[f] = counts[f] > 0;
+        if (d->used[f])
+            narrowest = fmin(narrowest, widths[f] / (double)counts[f]);
+    }
+    while (d->font > SMALLEST_FONT && narrowest < number_width(digits, d->font))
         d->font--;
+    for (int f = 0; f < FAMILIES; f++)
+        d->numbered[f] = d->used[f] && widths[f] / (double)counts[f] >= number_width(digits, d->font);
 }
 
 static void draw(const drawing *d, const double *busy) {

@@ -109,10 +109,11 @@ loom_status loom_schedule_config_check(const loom_schedule_config *config) {
     if (c->kind != LOOM_SCHEDULE_1F1B && c->kind != LOOM_SCHEDULE_ZERO_BUBBLE)
         loom__faults_add(&faults, LOOM_ERR_CONFIG, "the schedule is number %d: expected 1f1b (%d) or zero-bubble (%d)",
             (int)c->kind, LOOM_SCHEDULE_1F1B, LOOM_SCHEDULE_ZERO_BUBBLE);
-    if (sizes && (c->microbatches > most_virtual_microbatches / loom__schedule_chunks(c) || c->stages > INT32_MAX)) {
+    if (sizes && (c->microbatches > most_virtual_microbatches / loom__schedule_chunks(c) || c->stages > INT32_MAX ||
+                     c->chunks > INT32_MAX)) {
         loom__faults_add(&faults, LOOM_ERR_CONFIG,
             "%" PRId64 " microbatches in %" PRId64 " chunks on %" PRId64 " stages: expected at most %" PRId64
-            " microbatches times chunks, and %d stages",
+            " microbatches times chunks, and at most %d stages and chunks",
             c->microbatches, loom__schedule_chunks(c), c->stages, most_virtual_microbatches, INT32_MAX);
         sizes = false;
     }

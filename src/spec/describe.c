@@ -16,20 +16,38 @@ static int64_t *kind_of(loom_model_description *to, const char *name) {
     return &to->head;
 }
 
-loom_status loom_model_describe(const loom_model_config *config, loom_model_description *description) {
+static bool is_on_stage(const loom__parameter_descriptor *parameter, const loom_stage *stage) {
+    if (parameter->layer >= 0)
+        return parameter->layer >= stage->first_layer && parameter->layer - stage->first_layer < stage->layers;
+    return strncmp(parameter->name, "embedding.", strlen("embedding.")) == 0 ? stage->embedding : stage->loss;
+}
+
+loom_status loom_model_describe_stage(
+    const loom_model_config *config, const loom_stage *stage, loom_model_description *description) {
     loom_model_config completed = *config;
     loom__model_spec *spec;
     LOOM_TRY(loom__model_config_complete(&completed, 1, false));
     LOOM_TRY(loom__model_spec_create(&completed, &spec));
-    loom_model_description made = {.tensors = spec->count};
+    loom_model_description made = {0};
     for (int64_t i = 0; i < spec->count; i++) {
-        int64_t count = loom__descriptor_count(&spec->parameters[i]);
-        *kind_of(&made, spec->parameters[i].name) += count;
+        const loom__parameter_descriptor *parameter = &spec->parameters[i];
+        int64_t count = loom__descriptor_count(parameter);
+        /* The stage of the loss reads the rows of a tied embedding as well, from a copy where it is not that stage. */
+        bool tied_copy = parameter->tie_group > 0 && stage->loss && !stage->embedding;
+        if (!tied_copy && !is_on_stage(parameter, stage))
+            continue;
+        *(tied_copy ? &made.head : kind_of(&made, parameter->name)) += count;
         made.total += count;
+        made.tensors++;
     }
     loom__model_spec_destroy(spec);
     *description = made;
     return LOOM_OK;
+}
+
+loom_status loom_model_describe(const loom_model_config *config, loom_model_description *description) {
+    const loom_stage whole = {.layers = config->num_layers, .embedding = true, .loss = true};
+    return loom_model_describe_stage(config, &whole, description);
 }
 
 int64_t loom_model_tensor_sizes(const loom_model_config *config, int64_t *sizes, int64_t capacity) {

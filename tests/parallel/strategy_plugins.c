@@ -521,6 +521,32 @@ static void parallelism_is_a_copy_with_its_defaults_filled_in(void **state) {
     must_run(2, copy, NULL);
 }
 
+static loom_status cut_badly(loom_rank *rank, void *argument) {
+    loom_megatron_strategy_config config = defaults(1);
+    loom_fabric *fabric;
+    loom_module *module = NULL;
+    (void)argument;
+    config.pipeline_model_parallel_size = 2;
+    LOOM_TRY(loom_fabric_create(rank, &config, NULL, &fabric));
+    loom_model_config model = small_config();
+    model.num_layers = 3;
+    CHECK(loom_gpt_create(fabric, &model, &module) == LOOM_ERR_CONFIG && !module &&
+              strstr(loom_error_message(), "num_layers 3 is not a multiple of pipeline_model_parallel_size 2"),
+        "3 layers on 2 stages: %s", loom_error_message());
+    CHECK(loom_fabric_parallelism(fabric).num_layers_in_first_pipeline_stage == 0, "a refused split was kept");
+    model.parallel.num_layers_in_first_pipeline_stage = 1;
+    LOOM_TRY(loom_gpt_create(fabric, &model, &module));
+    CHECK(loom_fabric_parallelism(fabric).num_layers_in_first_pipeline_stage == 1, "the split of the model was lost");
+    module->destroy(module->context);
+    loom_fabric_destroy(fabric);
+    return LOOM_OK;
+}
+
+static void a_model_that_does_not_fit_the_stages_is_refused_without_a_run_file(void **state) {
+    (void)state;
+    must_run(2, cut_badly, NULL);
+}
+
 static loom_status refused(loom_rank *rank, const loom_megatron_strategy_config *config,
     const loom_precision_config *precision, loom_status wanted, const char *text) {
     loom_fabric *fabric = NULL;
@@ -647,6 +673,7 @@ int main(void) {
         cmocka_unit_test(a_callback_about_a_module_outlives_it),
         cmocka_unit_test(contexts_skip_the_initialisation_and_restore_it_also_after_an_error),
         cmocka_unit_test(parallelism_is_a_copy_with_its_defaults_filled_in),
+        cmocka_unit_test(a_model_that_does_not_fit_the_stages_is_refused_without_a_run_file),
         cmocka_unit_test(what_is_not_built_or_not_legal_is_refused_by_name),
         cmocka_unit_test(the_timeout_of_the_strategy_ends_a_wait),
         cmocka_unit_test(the_shortest_timeout_of_the_living_holds_in_whatever_order_they_go),

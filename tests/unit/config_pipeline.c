@@ -1,5 +1,6 @@
 /* What is said of a pipeline before any rank starts: layers on stages, microbatches in a schedule, ramp-ups. */
 #include <megaloom/config.h>
+#include <megaloom/stages.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -138,6 +139,45 @@ TEST(a_ramp_up_that_passes_through_an_illegal_size_is_refused_with_the_size) {
         grouped, (const int64_t[]){4, 2, 48}, 2, "passes through 268435455998 batch sizes, expected at most");
 }
 
+TEST(a_strategy_made_in_code_is_checked_in_the_same_words) {
+    (void)state;
+    loom_megatron_strategy_config strategy = loom_megatron_strategy_config_default();
+    strategy.virtual_pipeline_model_parallel_size = 2;
+    assert_int_equal(loom_megatron_strategy_config_check(&strategy), LOOM_ERR_CONFIG);
+    assert_string_equal(loom_error_message(), "strategy.virtual_pipeline_model_parallel_size is 2, but "
+                                              "pipeline_model_parallel_size is 1: expected at least 2 "
+                                              "pipeline stages, or no virtual ones");
+    strategy.pipeline_model_parallel_size = 2;
+    assert_int_equal(loom_megatron_strategy_config_check(&strategy), LOOM_OK);
+    strategy.microbatch_group_size_per_vp_stage = 1;
+    assert_int_equal(loom_megatron_strategy_config_check(&strategy), LOOM_ERR_CONFIG);
+}
+
+TEST(an_uneven_split_has_the_parameters_of_the_model) {
+    (void)state;
+    static const int64_t layers_on_stages[][2] = {{30, 4}, {10, 3}, {7, 2}};
+    for (size_t i = 0; i < sizeof layers_on_stages / sizeof *layers_on_stages; i++) {
+        loom_run_config *config = load((const char *const[OVERRIDES_MAX]){NULL});
+        loom_model_config model = config->model.config;
+        model.num_layers = layers_on_stages[i][0];
+        loom_stage_split split = {.layers = model.num_layers,
+            .pipeline_model_parallel_size = layers_on_stages[i][1],
+            .balanced_pipeline_split = true};
+        loom_stage stages[4];
+        loom_model_description whole, stage;
+        int64_t parameters = 0;
+        model.vocab_size = 257;
+        assert_int_equal(loom_stage_split_make(&split, stages), LOOM_OK);
+        assert_int_equal(loom_model_describe(&model, &whole), LOOM_OK);
+        for (int64_t s = 0; s < layers_on_stages[i][1]; s++) {
+            assert_int_equal(loom_model_describe_stage(&model, &stages[s], &stage), LOOM_OK);
+            parameters += stage.total;
+        }
+        assert_int_equal(parameters, whole.total);
+        loom_run_config_destroy(config);
+    }
+}
+
 TEST(all_faults_of_a_pipeline_are_named_at_once) {
     (void)state;
     expect(WITH(PP(4), VP(2), BATCH(20), "model.num_layers=30", "model.num_layers_in_first_pipeline_stage=3",
@@ -156,6 +196,8 @@ int main(void) {
         cmocka_unit_test(a_fault_that_several_parts_find_is_named_once),
         cmocka_unit_test(microbatches_that_make_no_schedule_are_refused_with_the_nearest_that_do),
         cmocka_unit_test(a_ramp_up_that_passes_through_an_illegal_size_is_refused_with_the_size),
+        cmocka_unit_test(a_strategy_made_in_code_is_checked_in_the_same_words),
+        cmocka_unit_test(an_uneven_split_has_the_parameters_of_the_model),
         cmocka_unit_test(all_faults_of_a_pipeline_are_named_at_once),
     };
     return cmocka_run_group_tests_name("unit.config_pipeline", tests, NULL, NULL);

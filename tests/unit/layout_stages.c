@@ -144,7 +144,8 @@ TEST(a_layout_repeats_symbols_and_groups_also_nested) {
     expect_layers(LAYOUT("E|t*3|(tt|)*2L", 7, 5), "0 3 2 2 0");
     expect_layers(LAYOUT("E(t*5|)*2,ttL", 12, 3), "5 5 2");
     expect_layers(LAYOUT("E((t)*2|)*3tL", 7, 2), "2 2 2 1");
-    expect_layers(LAYOUT("E(tt)*2t|L", 5, 2), "5 0"); /* the symbol behind a group is not of the group */
+    expect_layers(LAYOUT("E(tt)*2t|L", 5, 2), "5 0");   /* the symbol behind a group is not of the group */
+    expect_layers(LAYOUT("Et(|t)*2tL", 4, 3), "1 1 2"); /* nor of the run before the group */
     expect_layers(LAYOUT("Et|*3tL", 2, 4), "1 0 0 1");
     expect_layers(LAYOUT(",E,,t,|,t,L,", 2, 2), "1 1");
 }

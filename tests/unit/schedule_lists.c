@@ -35,6 +35,7 @@ static void refusals_name_the_sizes_and_the_nearest_legal_ones(void **state) {
         "not supported yet: the zero-bubble schedule");
     refused((loom_schedule_config){2, 0, 4, 0, (loom_schedule_kind)7, false, false}, LOOM_ERR_CONFIG, "number 7");
     refused((loom_schedule_config){2, 2, INT64_MAX / 2, 0, 0, false, false}, LOOM_ERR_CONFIG, "expected at most");
+    refused((loom_schedule_config){2, (int64_t)1 << 32, 4, 0, 0, false, false}, LOOM_ERR_CONFIG, "stages and chunks");
     /* All faults at once. */
     refused((loom_schedule_config){0, -1, -2, 0, 0, false, false}, LOOM_ERR_CONFIG, "the number of microbatches is -2");
     refused((loom_schedule_config){0, -1, -2, 0, 0, false, false}, LOOM_ERR_CONFIG,

@@ -87,6 +87,38 @@ static void every_legal_schedule_is_proved_in_both_forms(void **state) {
     print_message("%lld schedules\n", (long long)each_legal(run_both_forms));
 }
 
+static void check_order(const schedule *s, int64_t from, int64_t to, bool forward) {
+    const loom_schedule_list *sender = &s->lists[from], *receiver = &s->lists[to];
+    int64_t at = 0;
+    for (int64_t i = 0; i < sender->count; i++) {
+        const loom_instruction *sent = &sender->instructions[i], *wanted = receiver->instructions;
+        if (sent->kind != (forward ? LOOM_INSTRUCTION_SEND_NEXT : LOOM_INSTRUCTION_SEND_PREVIOUS))
+            continue;
+        while (at < receiver->count &&
+               wanted[at].kind != (forward ? LOOM_INSTRUCTION_RECEIVE_PREVIOUS : LOOM_INSTRUCTION_RECEIVE_NEXT))
+            at++;
+        int wrap = forward ? to < from : -(to > from);
+        check(
+            at < receiver->count && wanted[at].microbatch == sent->microbatch && wanted[at].chunk == sent->chunk + wrap,
+            "%s: stage %lld sends microbatch %lld, chunk %d, out of turn", s->name, (long long)from,
+            (long long)sent->microbatch, sent->chunk);
+        at++;
+    }
+}
+
+static void run_order(schedule *s) {
+    for (int64_t stage = 0; stage < s->config.stages; stage++) {
+        int64_t next = (stage + 1) % s->config.stages;
+        check_order(s, stage, next, true);
+        check_order(s, next, stage, false);
+    }
+}
+
+static void messages_of_a_direction_are_received_in_the_order_of_their_sends(void **state) {
+    (void)state;
+    each_legal(run_order);
+}
+
 static void run_early(schedule *s) {
     for (int64_t depth = 0; depth < 4; depth++) {
         schedule early = *s;
@@ -365,6 +397,7 @@ static void costs_must_be_numbers_of_at_least_0(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_legal_schedule_is_proved_in_both_forms),
+        cmocka_unit_test(messages_of_a_direction_are_received_in_the_order_of_their_sends),
         cmocka_unit_test(early_receives_stay_proved_and_bounded_and_never_slower),
         cmocka_unit_test(bubbles_are_the_textbook_s),
         cmocka_unit_test(zero_bubble_saves_weight_halves_and_keeps_the_peak),

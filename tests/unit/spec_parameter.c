@@ -362,6 +362,34 @@ TEST(other_architectures_are_not_supported_yet) {
         "not supported yet: architecture \"mixtral\"; gpt2, llama, mistral, qwen2, qwen3 and gemma are");
 }
 
+static int64_t count_stage(const loom_model_config *config, loom_stage stage, loom_model_description *found) {
+    assert_int_equal(loom_model_describe_stage(config, &stage, found), LOOM_OK);
+    assert_int_equal(found->embedding + found->attention + found->mlp + found->norms + found->head, found->total);
+    return found->total;
+}
+
+static void the_stages_of_a_model_hold_each_parameter_once_and_a_tied_head_twice(void **state) {
+    (void)state;
+    for (int llama = 0; llama <= 1; llama++) {
+        loom_model_config config = small(llama);
+        loom_model_description whole, first, last, alone;
+        assert_int_equal(loom_model_describe(&config, &whole), LOOM_OK);
+        int64_t sum = count_stage(&config, (loom_stage){.layers = 2, .embedding = true}, &first) +
+                      count_stage(&config, (loom_stage){.first_layer = 2, .loss = true}, &last);
+        int64_t words = config.vocab_size * config.hidden_size;
+        assert_int_equal(sum, whole.total + (llama ? 0 : words));
+        assert_int_equal(last.head, words);
+        assert_int_equal(first.embedding, whole.embedding);
+        assert_int_equal(first.attention, whole.attention);
+        /* One layer of two, with neither end. */
+        count_stage(&config, (loom_stage){.first_layer = 1, .layers = 1}, &alone);
+        assert_int_equal(alone.mlp * 2, whole.mlp);
+        assert_true(alone.embedding == 0 && alone.head == 0);
+        assert_int_equal(
+            count_stage(&config, (loom_stage){.layers = 2, .embedding = true, .loss = true}, &alone), whole.total);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_element_is_held_as_often_as_its_kind_says),
@@ -371,6 +399,7 @@ int main(void) {
         cmocka_unit_test(head_norms_come_behind_the_projection_and_are_partial_on_every_rank),
         cmocka_unit_test(zero_centered_weights_begin_at_zero),
         cmocka_unit_test(an_untied_llama_ends_with_its_head),
+        cmocka_unit_test(the_stages_of_a_model_hold_each_parameter_once_and_a_tied_head_twice),
         cmocka_unit_test(illegal_tensor_sizes_name_the_legal_ones),
         cmocka_unit_test(a_list_of_legal_sizes_that_is_cut_says_so),
         cmocka_unit_test(dropout_that_is_1_in_fp32_is_refused),
