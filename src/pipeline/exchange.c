@@ -43,9 +43,8 @@ loom_status loom__exchange_open(loom__exchange *exchange, loom_rank *rank, loom_
 }
 
 static int tag_of(const loom__exchange *exchange, const loom__message *message, int part) {
-    int64_t kind = (int64_t)message->flow * PARTS + part;
-    return (
-        int)((kind * exchange->chunks + message->boundary) * exchange->window + message->microbatch % exchange->window);
+    int64_t line = ((int64_t)message->flow * PARTS + part) * exchange->chunks + message->boundary;
+    return (int)(line * exchange->window + message->microbatch % exchange->window);
 }
 
 enum { PART_DATA, PART_SHAPE };
