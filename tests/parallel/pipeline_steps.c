@@ -473,7 +473,45 @@ static void a_stage_that_stops_is_named_with_its_microbatch_and_chunk(void **sta
         fail_msg("exit status %d: %s", result, text);
 }
 
-int main(void) {
+static void log_errors(void *context, loom_log_level level, const char *line) {
+    (void)context;
+    if (level == LOOM_LOG_ERROR)
+        fprintf(stderr, "%s\n", line);
+}
+
+/* This program as a process of mpirun, one of whose stages stops. */
+static int stop_under_mpi(void) {
+    pipe_case c = {.ranks = 3, .pp = 3, .vpp = 2, .layers = 6, .global = 6};
+    loom_run_options options = test_options();
+    options.timeout = 1;
+    options.grace = 1;
+    options.log = log_errors;
+    return loom_run_mpi(fall_asleep, &c, &options) == LOOM_OK ? 0 : 1;
+}
+
+static void a_stage_that_stops_is_named_under_mpi_too(void **state) {
+    const char *mpirun = getenv("MEGALOOM_MPIRUN");
+    static char text[1 << 16];
+    char command[2048];
+    if (!mpirun) {
+        puts("left out: no mpirun was named");
+        skip();
+    }
+    snprintf(command, sizeof command,
+        "exec %s --allow-run-as-root --oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none -n 3 "
+        "'%s' stop 2>&1",
+        mpirun, (const char *)*state);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    text[fread(text, 1, sizeof text - 1, pipe)] = '\0';
+    int status = pclose(pipe);
+    if (status == 0 || !strstr(text, "stage 1: forward of microbatch 2, chunk 0") || !strstr(text, "of group pp"))
+        fail_msg("exit status %d: %s", status, text);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1)
+        return stop_under_mpi();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_forward_has_its_events_each_microbatch_is_read_once_and_all_stages_hear_of_the_loss),
         cmocka_unit_test(every_rank_gets_the_logits_of_the_last_stage_in_order),
@@ -487,6 +525,7 @@ int main(void) {
         cmocka_unit_test(chunks_have_the_state_keys_of_the_reference),
         cmocka_unit_test(a_nan_is_named_by_the_stage_that_makes_it),
         cmocka_unit_test(a_stage_that_stops_is_named_with_its_microbatch_and_chunk),
+        cmocka_unit_test_prestate(a_stage_that_stops_is_named_under_mpi_too, argv[0]),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
