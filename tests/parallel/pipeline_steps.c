@@ -74,6 +74,85 @@ static void each_forward_has_its_events_each_microbatch_is_read_once_and_all_sta
     must_run(4, watch, NULL);
 }
 
+/* ---- precision ---- */
+
+typedef struct converted {
+    int64_t inputs, outputs;
+} converted;
+
+static loom_status convert_input(void *context, const loom_batch *batch) {
+    ((converted *)context)->inputs += batch->b;
+    return LOOM_OK;
+}
+
+static loom_status convert_output(void *context, loom_tensor *output) {
+    ((converted *)context)->outputs += output->shape[1];
+    return LOOM_OK;
+}
+
+static loom_status convert(loom_rank *rank, void *argument) {
+    pipe_case c = pipe_filled(&interleaved);
+    loom_megatron_strategy_config strategy = pipe_strategy(&c);
+    loom_model_config model = pipe_model(&c);
+    converted seen_here = {0};
+    loom_precision_plugin plugin = *loom_precision_plugin_fp32();
+    small_run run = {0};
+    loom_module *module;
+    double loss;
+    (void)argument;
+    plugin.context = &seen_here;
+    plugin.convert_input = convert_input;
+    plugin.convert_output = convert_output;
+    strategy.precision = &plugin;
+    LOOM_TRY(loom_fabric_create(rank, &strategy, NULL, &run.fabric));
+    LOOM_TRY(loom_fabric_launch(run.fabric));
+    LOOM_TRY(loom_gpt_create(run.fabric, &model, &module));
+    LOOM_TRY(loom_fabric_setup_module(run.fabric, module, &run.parallel));
+    LOOM_TRY(small_data(&run, LOOM_TRAINING, 8, 1, 8));
+    LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
+    bool last = run.parallel->stage == 1;
+    CHECK(seen_here.inputs == (last ? 0 : 4) && seen_here.outputs == (last ? 4 : 0),
+        "stage %lld converted %lld inputs and %lld outputs", (long long)run.parallel->stage,
+        (long long)seen_here.inputs, (long long)seen_here.outputs);
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void inputs_are_converted_where_the_model_begins_and_outputs_where_it_ends(void **state) {
+    (void)state;
+    must_run(4, convert, NULL);
+}
+
+/* ---- buckets ---- */
+
+static loom_status look_at_buckets(loom_rank *rank, void *argument) {
+    pipe_case c = pipe_filled(&interleaved);
+    small_run run;
+    (void)argument;
+    c.overlap = true;
+    LOOM_TRY(pipe_start(rank, &c, &run));
+    const loom__ddp_view *view = loom__ddp_view_of(run.parallel->ddp);
+    int64_t of_chunk[2] = {0};
+    for (int64_t i = 0; i < view->bucket_count; i++) {
+        const loom__ddp_bucket *bucket = &view->buckets[i];
+        int64_t chunk = view->parameters[bucket->first_place]->chunk;
+        for (int64_t p = 0; p < bucket->places; p++)
+            CHECK(view->parameters[bucket->first_place + p]->chunk == chunk, "bucket %lld holds two chunks",
+                (long long)i);
+        of_chunk[chunk]++;
+    }
+    bool cut = run.parallel->stage == 0;
+    CHECK(of_chunk[1] == 1 && (cut ? of_chunk[0] > 1 : of_chunk[0] == 1), "stage %lld has %lld and %lld buckets",
+        (long long)run.parallel->stage, (long long)of_chunk[0], (long long)of_chunk[1]);
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void only_the_first_chunk_of_the_first_stage_has_several_buckets(void **state) {
+    (void)state;
+    must_run(4, look_at_buckets, NULL);
+}
+
 /* ---- logits ---- */
 
 enum { LOGIT_ROWS = 4, LOGITS = LOGIT_ROWS * SMALL_SEQUENCE * SMALL_VOCABULARY };
@@ -514,6 +593,8 @@ int main(int argc, char **argv) {
         return stop_under_mpi();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_forward_has_its_events_each_microbatch_is_read_once_and_all_stages_hear_of_the_loss),
+        cmocka_unit_test(inputs_are_converted_where_the_model_begins_and_outputs_where_it_ends),
+        cmocka_unit_test(only_the_first_chunk_of_the_first_stage_has_several_buckets),
         cmocka_unit_test(every_rank_gets_the_logits_of_the_last_stage_in_order),
         cmocka_unit_test(activations_are_as_many_as_the_simulator_counts_and_memory_stops_growing),
         cmocka_unit_test(microbatches_may_differ_in_length_when_the_field_says_so),
