@@ -196,7 +196,7 @@ static inline bool golden_groups_divide(const loom_model_config *config, int tp)
     return groups % tp == 0;
 }
 
-/* What a layout asks of a case: heads, MLP width, sequence and batch divide, and the query groups do, or can be
+/* What a layout asks of a case: heads, MLP width, layers, sequence and batch divide, and the query groups do, or can be
  * replicated. */
 static inline bool golden_layout_divides(
     const golden_layout *layout, const loom_model_config *config, int64_t s, int64_t batch) {
@@ -204,6 +204,9 @@ static inline bool golden_layout_divides(
     if (config->num_attention_heads % layout->tp || f % layout->tp || (layout->sp && s % layout->tp))
         return false;
     if (!golden_groups_divide(config, layout->tp) && layout->tp % config->num_query_groups)
+        return false;
+    int64_t chunks = (int64_t)(layout->pp ? layout->pp : 1) * (layout->vpp ? layout->vpp : 1);
+    if (!layout->stages && config->num_layers % chunks)
         return false;
     return batch % layout->dp == 0 && batch / layout->dp % layout->micro == 0;
 }
