@@ -477,6 +477,66 @@ static void chunks_have_the_state_keys_of_the_reference(void **state) {
     must_run(2, say_keys, &chunks);
 }
 
+/* ---- the trace ---- */
+
+typedef struct trace_job {
+    int64_t capacity;
+    const char *folder;
+} trace_job;
+
+static loom_status trace(loom_rank *rank, void *argument) {
+    const trace_job *job = argument;
+    pipe_case c = pipe_filled(&interleaved);
+    small_run run;
+    double loss;
+    LOOM_TRY(start(rank, &c, &run));
+    CHECK(loom_parallel_trace_end(run.parallel, ".") == LOOM_ERR_STATE, "a trace ends that was not begun");
+    CHECK(loom_parallel_trace_begin(run.parallel, 0) == LOOM_ERR_ARGUMENT, "a trace of no event is accepted");
+    LOOM_TRY(loom_parallel_trace_begin(run.parallel, job->capacity));
+    for (int t = 0; t < 2; t++)
+        LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
+    LOOM_TRY(loom_parallel_trace_end(run.parallel, job->folder));
+    CHECK(loom_parallel_trace_end(run.parallel, ".") == LOOM_ERR_STATE, "a trace ends twice");
+    LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+/* How often the text stands in the file; −1 when there is no file. The file is removed. */
+static int count_in(const char *folder, const char *name, const char *text) {
+    static char all[1 << 17];
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "r");
+    if (!file)
+        return -1;
+    all[fread(all, 1, sizeof all - 1, file)] = '\0';
+    fclose(file);
+    unlink(path);
+    int count = 0;
+    for (const char *at = all; (at = strstr(at, text)); at++)
+        count++;
+    return count;
+}
+
+static void a_trace_holds_every_computation_of_the_pipeline_or_what_fits(void **state) {
+    (void)state;
+    char folder[] = MEGALOOM_BUILD "/trace-XXXXXX";
+    assert_non_null(mkdtemp(folder));
+    trace_job whole = {1000, folder}, tight = {10, folder}, nowhere = {1000, "/nowhere"};
+    /* Two steps of four microbatches through two chunks of two stages. */
+    must_run(4, trace, &whole);
+    assert_int_equal(count_in(folder, "trace.json", "\"cat\":\"backward\""), 2 * 4 * 2 * 2);
+    assert_int_equal(count_in(folder, "timeline.svg", "Step 2, measured: 4 microbatches on 2 stages"), 1);
+    /* One step is 16 computations and some waits: neither is whole where only 10 fit. */
+    must_run(4, trace, &tight);
+    int found = count_in(folder, "trace.json", "\"ph\":\"X\"");
+    assert_int_equal(found, 2 * 10);
+    assert_int_equal(count_in(folder, "timeline.svg", "Step"), -1);
+    must_fail(4, trace, &nowhere, LOOM_ERR_IO, "/nowhere/trace.json: cannot be written");
+    rmdir(folder);
+}
+
 /* ---- what goes wrong on the way ---- */
 
 static loom_status poison(loom_rank *rank, void *argument) {
@@ -604,6 +664,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_module_that_cannot_be_cut_is_refused_on_two_stages),
         cmocka_unit_test(a_step_with_too_few_microbatches_for_its_chunks_is_refused_on_every_rank),
         cmocka_unit_test(chunks_have_the_state_keys_of_the_reference),
+        cmocka_unit_test(a_trace_holds_every_computation_of_the_pipeline_or_what_fits),
         cmocka_unit_test(a_nan_is_named_by_the_stage_that_makes_it),
         cmocka_unit_test(a_stage_that_stops_is_named_with_its_microbatch_and_chunk),
         cmocka_unit_test_prestate(a_stage_that_stops_is_named_under_mpi_too, argv[0]),
