@@ -10,6 +10,9 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Events of a rank's trace: some thousand steps of a small pipeline. */
+enum { TRACE_EVENTS = 1 << 16 };
+
 /* What all ranks of a process are given. */
 typedef struct job {
     loom_run_config *config;
@@ -274,11 +277,15 @@ static void tear_down(training *t) {
 static loom_status train_steps(training *t) {
     const loom_run_config *config = t->config;
     int64_t first = config->steps > 1 ? 2 : 1;
+    if (config->trace)
+        LOOM_TRY(loom_parallel_trace_begin(t->parallel, TRACE_EVENTS));
     for (int64_t step = 1; step <= config->steps; step++) {
         if (config->profile && step == first)
             LOOM_TRY(loom_profile_begin(t->rank));
         LOOM_TRY(train_step(t, step));
     }
+    if (config->trace)
+        LOOM_TRY(loom_parallel_trace_end(t->parallel, config->output));
     if (!config->profile || config->steps < 1)
         return LOOM_OK;
     loom_profile profile;
@@ -344,7 +351,8 @@ int loom_cli_train(int argc, char **argv) {
         "Without a launcher the ranks are threads of this process (field `ranks`); under mpirun each process is a "
         "rank. "
         "Writes OUTPUT/metrics.jsonl, and at the end OUTPUT/model, a Hugging Face directory that model.hf=OUTPUT/model "
-        "starts from; with profile=true also OUTPUT/profile.json and a table of where the time went.",
+        "starts from; with profile=true also OUTPUT/profile.json and a table of where the time went, with trace=true "
+        "OUTPUT/trace.json (for Perfetto) and OUTPUT/timeline.svg of what the pipeline's stages did.",
         NULL, NULL, NULL};
     loom_cli_run_arguments given;
     loom_status status = loom_cli_run_arguments_create(argc, &given);

@@ -1,8 +1,10 @@
 /* Callbacks: what runs at the eight events of a step.
  *
  * A connector (loom_callbacks) holds callbacks in the order in which they were added; connectors can be merged. A
- * strategy has one connector: its own, with the user's, the sampler's and the optimizers' merged in. Events come on
- * every rank, in the same order; a callback may communicate if it does so on all ranks of a group. */
+ * strategy has one connector: its own, with the user's, the sampler's and the optimizers' merged in. Events of a step
+ * come on every rank, in the same order; a callback may communicate if it does so on all ranks of a group. The two of a
+ * microbatch come around each forward of a microbatch through a chunk of this rank, in the order of its schedule: other
+ * stages are elsewhere then, and backwards come before, between and after. */
 #ifndef MEGALOOM_CALLBACKS_H
 #define MEGALOOM_CALLBACKS_H
 

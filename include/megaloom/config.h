@@ -111,7 +111,8 @@ typedef struct loom_megatron_strategy_config {
     const char *start_method;
     bool no_ddp_communication_hook;
     bool output_data_idx;
-    const char *pipeline_dtype;
+    const char *pipeline_dtype; /* of activations and their gradients between stages: NULL and "fp32", "bf16", "fp16" */
+    const char *schedule; /* of the pipeline: "1f1b" or "zero-bubble"; in a run file it stands outside the strategy */
     bool init_model_parallel;
     bool use_tp_pp_dp_mapping;
     int64_t num_distributed_optimizer_instances;
@@ -219,7 +220,6 @@ typedef struct loom_run_config {
     const char *device;
     loom_run_model model;
     loom_megatron_strategy_config strategy;
-    const char *schedule; /* of the pipeline: "1f1b" */
     loom_precision_config precision;
     loom_data_config data;
     loom_optimizer_config optim;

@@ -250,20 +250,22 @@ typedef struct loom_step_sizes {
     int64_t micro_batch_size, seq_length, num_microbatches;
 } loom_step_sizes;
 
-/* What a step gave. */
+/* What a step gave, the same on all ranks: the last stage tells the others. */
 typedef struct loom_step_result {
-    double loss;   /* over the whole global batch; 0 on stages other than the last */
+    double loss;   /* over the whole global batch */
     double tokens; /* that counted, over the whole global batch */
     bool stop;     /* a callback asks the loop to stop */
     int64_t microbatches;
 } loom_step_result;
 
-/* One training step: all microbatches, forward and backward, gradients reduced and final. LOOM_END when the data end
+/* One training step: all microbatches, forward and backward in the order of the pipeline's schedule, gradients reduced
+ * and final. LOOM_END when the data end
  * before the first microbatch; data that end inside a step are an error with both counts. */
 LOOM_API loom_status loom_parallel_training_step(loom_parallel *parallel, loom_batches *batches, double *loss);
 LOOM_API loom_status loom_parallel_validation_step(loom_parallel *parallel, loom_batches *batches, double *loss);
 LOOM_API loom_status loom_parallel_test_step(loom_parallel *parallel, loom_batches *batches, double *loss);
-/* Receives the logits [b, s, v] of a microbatch, on every rank. */
+/* Receives the logits [b, s, v] of a microbatch, on every rank, in the order of the microbatches: with one stage right
+ * after its forward, else after the step, until which the last stage holds the logits of all of them. */
 typedef loom_status (*loom_logits_function)(
     void *context, const loom_batch *batch, int64_t vocabulary, const float *logits);
 LOOM_API loom_status loom_parallel_predict_step(
@@ -271,6 +273,22 @@ LOOM_API loom_status loom_parallel_predict_step(
 /* All of them, with given sizes and everything it gave. receive may be NULL. */
 LOOM_API loom_status loom_parallel_step(loom_parallel *parallel, loom_step_mode mode, loom_batches *batches,
     const loom_step_sizes *sizes, loom_logits_function receive, void *context, loom_step_result *result);
+
+/* ---- The pipeline ---- */
+
+/* The key of a chunk of this stage in a state: "model_0", "model_1", … with virtual stages, "model" without. key holds
+ * `bytes`; 32 always suffice. Not collective. */
+LOOM_API loom_status loom_parallel_state_key(const loom_parallel *parallel, int64_t chunk, char *key, size_t bytes);
+
+/* From now on each rank records its computations (forwards, backwards and their halves) and its waits for other stages,
+ * in memory for `capacity` events; what comes when that is full is counted. A trace that was begun before is dropped.
+ * Collective over the world. */
+LOOM_API loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity);
+/* Ends it. Of the pipeline that rank 0 belongs to rank 0 writes DIRECTORY/trace.json (all that was recorded, for
+ * Chrome's tracing and Perfetto) and DIRECTORY/timeline.svg (the last training step that was recorded whole), and logs
+ * that step's bubble, beside the one that the simulator finds with the mean times of that step. Collective over the
+ * world. Errors: LOOM_ERR_STATE when none was begun; LOOM_ERR_IO. */
+LOOM_API loom_status loom_parallel_trace_end(loom_parallel *parallel, const char *directory);
 
 #ifdef __cplusplus
 }

@@ -24,6 +24,7 @@ loom_status loom_megatron_strategy_config_check(const loom_megatron_strategy_con
     loom_run_config run = loom_run_config_default();
     run.strategy = *config;
     loom__fields_check(&run, "strategy.", &faults);
+    loom__fields_check(&run, "schedule", &faults);
     check_strategy(config, &faults);
     return loom__faults_end(&faults);
 }

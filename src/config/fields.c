@@ -54,7 +54,9 @@
 #define OF_HF .of_hf = true
 
 static const loom__choice devices[] = {{.name = "cpu"}, {.name = "cuda", .not_built = "GPU kernels"}};
-static const loom__choice pipelines[] = {{.name = "1f1b"}, {.name = "zero-bubble", .not_built = "pipeline schedules"}};
+static const loom__choice pipelines[] = {{.name = "1f1b"}, {.name = "zero-bubble"}};
+static const loom__choice wires[] = {{.name = "fp32"}, {.name = "bf16"}, {.name = "fp16"},
+    {.name = "float32", .means = "fp32"}, {.name = "bfloat16", .means = "bf16"}, {.name = "float16", .means = "fp16"}};
 
 static const loom__choice architectures[] = {{.name = "gpt2"}, {.name = "llama"}, {.name = "mistral"},
     {.name = "mixtral", .not_built = "the architecture"}, {.name = "qwen2"}, {.name = "qwen3"}, {.name = "gemma"},
@@ -229,7 +231,8 @@ const loom__field loom__fields[] = {
             "\"E|t*3|(tt|)*2L\"")),
     EXPAND(BOOL, SPLIT(balanced_pipeline_split), "false",
         DOC("uneven where layers do not divide: 30 on 4 stages give 8,8,7,7")),
-    EXPAND(BOOL, SPLIT(variable_seq_lengths), "false", NONE_YET(pipeline), DOC("microbatches may differ in length")),
+    EXPAND(BOOL, SPLIT(variable_seq_lengths), "false",
+        DOC("microbatches may be shorter than seq_length; stages tell each other the shapes")),
     EXPAND(STRING, SPLIT(cp_comm_type), "p2p", NONE_YET(context), DOC("p2p (ring), all_gather, a2a, a2a+p2p")),
     EXPAND(INTS, SPLIT(hierarchical_context_parallel_sizes), LOOM_LAYOUT_HCP_LEVELS, NONE_YET(context),
         DOC("innermost level first")),
@@ -325,7 +328,8 @@ const loom__field loom__fields[] = {
         BOOL, STRATEGY(no_ddp_communication_hook), "true", NONE_YET(pytorch), DOC("only ddp pytorch has such a hook")),
     EXPAND(BOOL, STRATEGY(output_data_idx), "false", NONE_YET("batch indices from the loader"),
         DOC("items are (batch, batch index, loader index)")),
-    EXPAND(STRING, STRATEGY(pipeline_dtype), "null", NULLABLE, NONE_YET(pipeline), DOC("of activations sent")),
+    EXPAND(CHOICE, STRATEGY(pipeline_dtype), "null", wires, NULLABLE,
+        DOC("of activations and gradients between stages: fp32, bf16, fp16; null: fp32")),
     EXPAND(BOOL, STRATEGY(init_model_parallel), "true", NONE_YET("models that are set up by hand"),
         DOC("prepare the model for parallel ranks")),
     EXPAND(BOOL, STRATEGY(use_tp_pp_dp_mapping), "false", DOC("rank order tp-cp-ep-pp-dp in place of tp-cp-ep-dp-pp")),
@@ -338,7 +342,8 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, STRATEGY(gradient_as_bucket_view), "false", NONE_YET(pytorch), DOC("of ddp pytorch")),
     EXPAND(BOOL, STRATEGY(static_graph), "false", NONE_YET(pytorch), DOC("of ddp pytorch")),
 
-    CHOICE("schedule", schedule, "1f1b", pipelines, DOC("of the pipeline: 1f1b, zero-bubble")),
+    CHOICE("schedule", strategy.schedule, "1f1b", pipelines,
+        DOC("of the pipeline: 1f1b (interleaved where there are chunks), zero-bubble")),
 
     CHOICE("precision", precision.precision, "32", precisions, .section_key = "precision",
         DOC("32, bf16-mixed, 16-mixed, or a mapping of the precision plugin's fields")),
@@ -417,7 +422,8 @@ const loom__field loom__fields[] = {
         "checkpoint.async_save", checkpoint.async_save, "false", NONE_YET(saving), DOC("write while training goes on")),
     INT("log.every", log.every, "10", FROM(1), DOC("steps between progress lines")),
     BOOL("log.tensorboard", log.tensorboard, "false", NONE_YET("TensorBoard events"), DOC("write event files")),
-    BOOL("trace", trace, "false", NONE_YET("the timeline"), DOC("record a timeline")),
+    BOOL("trace", trace, "false",
+        DOC("what each stage did and when: OUTPUT/trace.json for Perfetto, OUTPUT/timeline.svg of the last step")),
     BOOL("profile", profile, "false", DOC("a table of the time of each operation at the end")),
 };
 

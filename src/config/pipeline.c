@@ -105,12 +105,12 @@ static void check_microbatches(
     /* A batch that is no whole number of microbatches is refused where batches are checked. */
     if (global % (micro * data_parallel) != 0)
         return;
-    const step s = {
-        .schedule = {.stages = config->strategy.pipeline_model_parallel_size,
-            .chunks = chunks,
-            .group = config->strategy.microbatch_group_size_per_vp_stage,
-            .kind = config->schedule && strcmp(config->schedule, "zero-bubble") == 0 ? LOOM_SCHEDULE_ZERO_BUBBLE
-                                                                                     : LOOM_SCHEDULE_1F1B},
+    const step s = {.schedule = {.stages = config->strategy.pipeline_model_parallel_size,
+                        .chunks = chunks,
+                        .group = config->strategy.microbatch_group_size_per_vp_stage,
+                        .kind = config->strategy.schedule && strcmp(config->strategy.schedule, "zero-bubble") == 0
+                                    ? LOOM_SCHEDULE_ZERO_BUBBLE
+                                    : LOOM_SCHEDULE_1F1B},
         .micro = micro,
         .data_parallel = data_parallel};
     loom__check_add_part(faults, check_size(&s, global));

@@ -75,15 +75,22 @@ static loom_status lay_out(loom__ddp *ddp, loom_parameter *const *parameters, in
                                                    : loom__ddp_default_bucket_size(loom_comm_size(ddp->view.dp));
     if (!ddp->options.overlap_grad_reduce || ddp->options.disable_bucketing)
         bucket_size = 0;
-    int64_t *counts = calloc((size_t)count + 1, sizeof *counts);
+    int64_t *counts = calloc(2 * (size_t)count + 1, sizeof *counts);
     if (!counts)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a map of %lld parameters", (long long)count);
+    int64_t *chunks = counts + count;
     loom_status status = LOOM_OK;
-    for (int64_t i = 0; i < count && !status; i++)
+    for (int64_t i = 0; i < count && !status; i++) {
         status = count_elements(parameters[i], &counts[i]);
+        chunks[i] = parameters[i]->chunk;
+        if (!status && i > 0 && chunks[i] < chunks[i - 1])
+            status = loom_fail(LOOM_ERR_ARGUMENT,
+                "gradient buffer: %s of chunk %lld stands behind %s of chunk %lld; expected the chunks in order",
+                parameters[i]->name, (long long)chunks[i], parameters[i - 1]->name, (long long)chunks[i - 1]);
+    }
     if (!status)
-        status = loom__ddp_map(
-            counts, count, bucket_size, ddp->places, ddp->buckets, &ddp->view.bucket_count, &ddp->view.elements);
+        status = loom__ddp_map(counts, chunks, count, bucket_size, ddp->places, ddp->buckets, &ddp->view.bucket_count,
+            &ddp->view.elements);
     free(counts);
     LOOM_TRY(status);
     for (int64_t place = 0; place < count; place++) {
@@ -249,6 +256,17 @@ void loom__ddp_parameter_ready(void *context, loom_parameter *parameter) {
     }
     ddp->ready[place] = true;
     ddp->states[ddp->places[place].bucket].waiting--;
+    if (ddp->options.overlap_grad_reduce)
+        start_ready_buckets(ddp);
+}
+
+void loom__ddp_chunk_complete(loom__ddp *ddp, int64_t chunk) {
+    for (int64_t place = 0; place < ddp->view.place_count; place++) {
+        if (ddp->parameters[place]->chunk != chunk || ddp->ready[place])
+            continue;
+        ddp->ready[place] = true;
+        ddp->states[ddp->places[place].bucket].waiting--;
+    }
     if (ddp->options.overlap_grad_reduce)
         start_ready_buckets(ddp);
 }

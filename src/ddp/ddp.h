@@ -1,8 +1,9 @@
-/* Data-parallel gradients: one buffer for all parameters of a model chunk, cut in buckets whose all-reduce overlaps
- * with the rest of the backward.
+/* Data-parallel gradients: one buffer for all parameters of a rank, cut in buckets whose all-reduce overlaps with the
+ * rest of the backward. A bucket never holds parameters of two chunks of the model, so that the reduction of a chunk
+ * need not wait for the backward of another.
  *
- * A step: loom__ddp_begin_step; then backwards, with loom__ddp_expect_last(ddp, true) before the last one and
- * loom__ddp_parameter_ready as the tape's hook; then loom__ddp_finish. Only a rank's own thread may call. */
+ * A step: loom__ddp_begin_step; then backwards, with loom__ddp_expect_last(ddp, true) before the last one of a chunk
+ * and loom__ddp_parameter_ready as the tape's hook; then loom__ddp_finish. Only a rank's own thread may call. */
 #ifndef DDP_DDP_H
 #define DDP_DDP_H
 
@@ -16,7 +17,8 @@ typedef struct loom__ddp_options {
     int64_t bucket_size;        /* elements; 0 = Megatron's default, max(40e6, 1e6 * dp) */
     bool average_in_collective; /* the sum over dp is multiplied by 1/dp (in fp32) */
     bool check_for_nan_in_grad; /* each rank's gradients are checked before they are reduced */
-    bool disable_bucketing;     /* one bucket (chunks after the first, pipeline stages after the first) */
+    bool disable_bucketing;     /* a chunk is one bucket (pipeline stages after the first); chunks after the first
+                                   always are */
 } loom__ddp_options;
 
 /* overlap_grad_reduce true, the rest off. */
@@ -46,12 +48,15 @@ void loom__ddp_destroy(loom__ddp *ddp);
 
 /* Every gradient counts as not written (the next contribution writes, beta 0) and no bucket as started. */
 void loom__ddp_begin_step(loom__ddp *ddp);
-/* Whether the backward that comes is the last one of the step. Buckets start only in the last one. */
+/* Whether the backwards that come are the last ones of their chunks in the step. Buckets start only in those. */
 void loom__ddp_expect_last(loom__ddp *ddp, bool last);
 /* loom_tape_options.parameter_ready, with the ddp as its context. In the last backward a bucket starts as soon as all
  * parameters of it and of all earlier buckets are ready: in index order on every rank, whatever order they become ready
  * in. Parameters that the ddp does not hold are ignored. What fails here is returned by loom__ddp_finish. */
 void loom__ddp_parameter_ready(void *ddp, loom_parameter *parameter);
+/* The chunk's gradients are complete on this rank, also those that nobody wrote: with overlap_grad_reduce its buckets
+ * start as soon as all earlier ones have. */
+void loom__ddp_chunk_complete(loom__ddp *ddp, int64_t chunk);
 /* Starts the buckets that have not started (a gradient that nobody wrote is zero) and waits for all: grad then holds
  * the sum over dp in group-rank order, or the mean with average_in_collective. Collective over dp. Errors:
  * LOOM_ERR_NUMERIC names parameter, bucket and rank of a NaN or infinity (check_for_nan_in_grad; other members get

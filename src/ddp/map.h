@@ -21,10 +21,12 @@ typedef struct loom__ddp_bucket {
 /* The default of Megatron-Core: max(40e6, 1e6 * dp) elements. */
 int64_t loom__ddp_default_bucket_size(int64_t dp);
 
-/* Lays out `count` parameters of counts[i] elements (model order). A bucket ends with the parameter that makes it hold
- * bucket_size elements or more (gaps not counted); bucket_size 0 = one bucket for all. places and buckets have room for
- * `count` entries each. *bucket_count is 0 only for count 0; *elements is the whole length. */
-loom_status loom__ddp_map(const int64_t *counts, int64_t count, int64_t bucket_size, loom__ddp_place *places,
-    loom__ddp_bucket *buckets, int64_t *bucket_count, int64_t *elements);
+/* Lays out `count` parameters of counts[i] elements (model order). chunks[i] says whose a parameter is, never less than
+ * before; NULL = all are of chunk 0. A bucket ends with the parameter that makes it hold bucket_size elements or more
+ * (gaps not counted; bucket_size 0 = none does), and with its chunk; chunks after the first are one bucket each. places
+ * and buckets have room for `count` entries each. *bucket_count is 0 only for count 0; *elements is the whole length.
+ */
+loom_status loom__ddp_map(const int64_t *counts, const int64_t *chunks, int64_t count, int64_t bucket_size,
+    loom__ddp_place *places, loom__ddp_bucket *buckets, int64_t *bucket_count, int64_t *elements);
 
 #endif

@@ -2,6 +2,7 @@
  * taken in turn in "max_size_cycle" mode: the longest ends it, the others begin again when they are exhausted. */
 #include "strategy/strategy.h"
 #include <stdlib.h>
+#include <string.h>
 
 static loom_status add_source(loom_batches *batches, const loom_data_loader *loader) {
     loom__source *source = &batches->sources[batches->source_count];
@@ -137,9 +138,28 @@ void loom_batches_destroy(loom_batches *batches) {
     free(batches);
 }
 
+loom_status loom__batch_copy(const loom_batch *batch, loom_batch **out) {
+    loom_batch *copy;
+    LOOM_TRY(loom_batch_create(batch->rows, batch->s, batch->document_start != NULL, &copy));
+    size_t rows = (size_t)batch->b, tokens = (size_t)(batch->b * batch->s);
+    copy->b = batch->b;
+    memcpy(copy->tokens, batch->tokens, tokens * sizeof *copy->tokens);
+    memcpy(copy->labels, batch->labels, tokens * sizeof *copy->labels);
+    memcpy(copy->loss_mask, batch->loss_mask, tokens * sizeof *copy->loss_mask);
+    memcpy(copy->position_ids, batch->position_ids, tokens * sizeof *copy->position_ids);
+    if (copy->document_start)
+        memcpy(copy->document_start, batch->document_start, tokens * sizeof *copy->document_start);
+    memcpy(copy->sample, batch->sample, rows * sizeof *copy->sample);
+    memcpy(copy->index, batch->index, rows * sizeof *copy->index);
+    *out = copy;
+    return LOOM_OK;
+}
+
 static loom_status next_of(loom_batches *batches, int64_t index) {
     loom__source *source = &batches->sources[index];
     loom_data_loader *loader = &source->loader;
+    /* A loader of samples that differ in length may have made the last one shorter. */
+    batches->buffers[index]->s = loader->sequence_length;
     loom_status status = loader->next(loader->context, batches->buffers[index]);
     /* A shorter loader begins again; with one loader alone its end is the end. */
     if (status == LOOM_END && batches->source_count > 1 && loader->seek) {

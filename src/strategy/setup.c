@@ -69,6 +69,7 @@ static loom_status wrap_ddp(loom_parallel *parallel) {
     options.bucket_size = config->bucket_size;
     options.average_in_collective = config->average_in_collective;
     options.check_for_nan_in_grad = config->check_for_nan_in_grad;
+    options.disable_bucketing = parallel->stage > 0;
     return loom__ddp_create(parallel->fabric->rank, &options, parallel->parameters, parallel->parameter_count,
         parallel->fabric->groups[LOOM_GROUP_DP_CP], &parallel->ddp);
 }
@@ -130,11 +131,14 @@ static loom_status check_owners(const loom_parallel *parallel) {
     for (int64_t i = 0; i < count; i++)
         owned[i] = parallel->parameters[i]->owned;
     loom_status status = loom_all_reduce(fabric->groups[LOOM_GROUP_TP], owned, owned, count, LOOM_I64, LOOM_SUM);
-    for (int64_t i = 0; !status && i < count; i++)
-        if (owned[i] == 0 && loom_parameter_count(parallel->parameters[i]) > 0)
+    for (int64_t i = 0; !status && i < count; i++) {
+        const loom_parameter *parameter = parallel->parameters[i];
+        bool copy = parameter->shared_ends && parallel->stage > 0; /* the first stage counts it */
+        if (owned[i] == 0 && !copy && loom_parameter_count(parameter) > 0)
             status = loom_fail(LOOM_ERR_ARGUMENT,
                 "parameter %s is owned by no tensor rank (field owned): it would not count in the norm",
-                parallel->parameters[i]->name);
+                parameter->name);
+    }
     free(owned);
     return status;
 }
@@ -157,16 +161,22 @@ static loom_status setup(loom_parallel *parallel) {
     loom_fabric *fabric = parallel->fabric;
     loom_module *module = parallel->module;
     LOOM_TRY(loom_agree(loom_rank_world(fabric->rank), configure(fabric, module)));
+    loom_stage *chunks = NULL;
+    LOOM_TRY(loom_agree(loom_rank_world(fabric->rank), loom__parallel_cut(parallel, &chunks)));
     loom_module_environment environment = {
         .rank = fabric->rank,
         .tensor_group = fabric->groups[LOOM_GROUP_TP],
         .sequence_parallel = fabric->config.sequence_parallel,
         .seed = fabric->seed,
         .perform_initialization = fabric->perform_initialization,
-        .stages = 1,
-        .chunk_count = 1,
+        .stage = parallel->stage,
+        .stages = parallel->stages,
+        .chunk_count = parallel->chunk_count,
+        .chunks = chunks,
+        .pipeline_group = fabric->groups[LOOM_GROUP_PP],
     };
     loom_status status = module->materialize(module->context, &environment);
+    free(chunks);
     if (!status)
         status = wrap(parallel);
     /* All ranks or none: a rank that cannot read its weights must not leave the others waiting in the first step. */
@@ -179,12 +189,6 @@ static loom_status setup_module(loom_fabric *fabric, loom_module *module, bool i
     if (!fabric->launched) {
         destroy_module(module);
         return loom_fail(LOOM_ERR_STATE, "setup_module: the fabric has not been launched");
-    }
-    if (fabric->config.pipeline_model_parallel_size > 1) {
-        destroy_module(module);
-        return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "not supported yet: a module on strategy.pipeline_model_parallel_size %lld stages; only 1 works",
-            (long long)fabric->config.pipeline_model_parallel_size);
     }
     loom_parallel *parallel = calloc(1, sizeof *parallel);
     if (!parallel) {
@@ -236,6 +240,10 @@ void loom_parallel_destroy(loom_parallel *parallel) {
         return;
     unregister_optimizer(parallel);
     loom__optimizer_destroy(parallel->optimizer);
+    loom__trace_free(parallel);
+    loom__pipeline_destroy(parallel->pipeline);
+    loom_schedule_list_free(&parallel->training.list);
+    loom_schedule_list_free(&parallel->evaluation.list);
     loom__ddp_destroy(parallel->ddp);
     destroy_module(parallel->module);
     free(parallel->partial);

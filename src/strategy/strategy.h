@@ -3,6 +3,7 @@
 #define STRATEGY_STRATEGY_H
 
 #include "ddp/ddp.h"
+#include "pipeline/pipeline.h"
 #include "runtime/rank.h"
 #include <megaloom/stages.h>
 #include <megaloom/strategy.h>
@@ -27,11 +28,29 @@ struct loom_fabric {
     loom_comm *groups[LOOM_GROUP_KIND_COUNT];
 };
 
+/* The list of this stage for steps of one size. */
+typedef struct loom__step_schedule {
+    loom_schedule_config config; /* stages 0 = none has been made */
+    loom_schedule_list list;
+} loom__step_schedule;
+
+typedef struct loom__trace {
+    loom__pipeline_record record;                                     /* its memory is NULL while nothing is recorded */
+    uint64_t zero;                                                    /* of the clock */
+    int64_t open;                                                     /* first event of the step now */
+    int64_t shown_first, shown_count, shown_step, shown_microbatches; /* of the last training step that is whole */
+} loom__trace;
+
 struct loom_parallel {
     loom_fabric *fabric;
     loom_module *module;
-    bool is_gpt;    /* made by loom_gpt_create */
-    bool inference; /* set up without gradients */
+    bool is_gpt;                        /* made by loom_gpt_create */
+    bool inference;                     /* set up without gradients */
+    int64_t stage, stages, chunk_count; /* of the pipeline; chunks of this stage */
+    loom_schedule_kind schedule;
+    loom__pipeline *pipeline;
+    loom__step_schedule training, evaluation;
+    loom__trace trace;
     loom__ddp *ddp; /* NULL for inference */
     loom_loss_reduction reduction;
     loom_parameter *const *parameters;
@@ -62,9 +81,25 @@ struct loom_batches {
 
 /* LOOM_OK where the module has gradients; else LOOM_ERR_STATE, in which `who` wants them. */
 loom_status loom__parallel_check_gradients(const loom_parallel *parallel, const char *who);
+/* A copy of the filled rows; loom_batch_destroy. */
+loom_status loom__batch_copy(const loom_batch *batch, loom_batch **copy);
 /* Fills in the sizes of a step that nobody has given, as far as its loader knows them. */
 void loom__infer_sizes(loom_step *step);
-/* Everything after the last backward: buckets, partial sums over tensor ranks, replicas. Collective. */
+/* Finds the parallel's place in the pipeline and makes its executor. *chunks [chunk_count] are this stage's parts of
+ * the model, for free(); NULL with one stage. Errors: LOOM_ERR_CONFIG, LOOM_ERR_UNSUPPORTED for a module that cannot be
+ * cut. Not collective. */
+loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks);
+/* All microbatches of a step through this rank's chunks, in the order of the schedule. seed is that of the loss
+ * gradient; receive may be NULL. LOOM_END when the data end before the first. Collective over the stages and tensor
+ * ranks. */
+loom_status loom__run_microbatches(
+    loom_parallel *parallel, loom_step *step, float seed, loom_logits_function receive, void *receive_context);
+/* Around the microbatches of a step, for the trace, if there is one. */
+void loom__trace_step_begins(loom_parallel *parallel);
+void loom__trace_step_ends(loom_parallel *parallel, const loom_step *step);
+void loom__trace_free(loom_parallel *parallel);
+/* Everything after the last backward: buckets, partial sums over tensor ranks, replicas, the two ends of the pipeline.
+ * Collective. */
 loom_status loom__parallel_finish_gradients(loom_parallel *parallel);
 
 #endif

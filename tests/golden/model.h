@@ -170,6 +170,8 @@ static inline loom_status golden_next(void *context, loom_batch *batch) {
 
 typedef struct golden_layout {
     int tp, dp;
+    int pp, vpp;        /* stages and chunks of each; 0 = 1 */
+    const char *stages; /* pipeline_model_parallel_layout, or NULL */
     bool sp;
     int64_t micro;
     loom_recompute recompute;
@@ -182,9 +184,12 @@ enum { GOLDEN_BUCKET = 3000 };
 
 static inline void golden_layout_name(const golden_layout *layout, char *text) {
     static const char *const recompute[] = {"", " recompute-selective", " recompute-full"};
-    snprintf(text, GOLDEN_TEXT, "tp%d dp%d%s mbs%lld%s%s%s", layout->tp, layout->dp, layout->sp ? " sp" : "",
+    int used = snprintf(text, GOLDEN_TEXT, "tp%d dp%d%s mbs%lld%s%s%s", layout->tp, layout->dp, layout->sp ? " sp" : "",
         (long long)layout->micro, layout->replicate ? " replicated-groups" : "", recompute[layout->recompute],
         layout->overlap ? " overlapped" : "");
+    if (layout->pp > 1)
+        snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " pp%d%s%.0d%s%s", layout->pp, layout->vpp ? " v" : "",
+            layout->vpp, layout->stages ? " " : "", layout->stages ? layout->stages : "");
 }
 
 static inline bool golden_groups_divide(const loom_model_config *config, int tp) {
@@ -192,7 +197,7 @@ static inline bool golden_groups_divide(const loom_model_config *config, int tp)
     return groups % tp == 0;
 }
 
-/* What a layout asks of a case: heads, MLP width, sequence and batch divide, and the query groups do, or can be
+/* What a layout asks of a case: heads, MLP width, layers, sequence and batch divide, and the query groups do, or can be
  * replicated. */
 static inline bool golden_layout_divides(
     const golden_layout *layout, const loom_model_config *config, int64_t s, int64_t batch) {
@@ -200,6 +205,9 @@ static inline bool golden_layout_divides(
     if (config->num_attention_heads % layout->tp || f % layout->tp || (layout->sp && s % layout->tp))
         return false;
     if (!golden_groups_divide(config, layout->tp) && layout->tp % config->num_query_groups)
+        return false;
+    int64_t chunks = (int64_t)(layout->pp ? layout->pp : 1) * (layout->vpp ? layout->vpp : 1);
+    if (!layout->stages && config->num_layers % chunks)
         return false;
     return batch % layout->dp == 0 && batch / layout->dp % layout->micro == 0;
 }
@@ -221,10 +229,13 @@ static inline loom_status golden_model_create(loom_rank *rank, const golden_layo
     loom_megatron_strategy_config strategy = loom_megatron_strategy_config_default();
     strategy.tensor_model_parallel_size = layout->tp;
     strategy.sequence_parallel = layout->sp;
+    strategy.pipeline_model_parallel_size = layout->pp ? layout->pp : 1;
+    strategy.virtual_pipeline_model_parallel_size = layout->vpp;
     strategy.ddp_config.overlap_grad_reduce = layout->overlap;
     strategy.ddp_config.bucket_size = layout->overlap ? GOLDEN_BUCKET : 0;
     loom_model_config adjusted = *config;
     adjusted.recompute = layout->recompute;
+    adjusted.parallel.pipeline_model_parallel_layout = layout->stages;
     adjusted.replicate_query_groups = layout->replicate;
     loom_module *module;
     *model = (golden_model){0};

@@ -3,6 +3,9 @@
  * build tree (golden-train-<world>.txt); the MPI run of as many ranks must find the same text there. */
 #include "model.h"
 
+/* Larger worlds run the layouts that they alone can: tensor, data and pipeline parallel at once. */
+enum { MOST_RANKS_OF_ALL_LAYOUTS = 4 };
+
 typedef struct train_case {
     char *name, *directory; /* of the weights */
     loom_model_config config;
@@ -221,6 +224,27 @@ static loom_status run_micro_batches(
     return LOOM_OK;
 }
 
+/* The cases have two layers: a layer a stage, and with chunks an embedding, a layer, a layer and a head alone. One
+ * microbatch is fewer than there are stages; a step of chunks has at least as many as stages. */
+static loom_status run_pipelines(
+    train_suite *suite, loom_rank *rank, const train_case *c, const golden_layout *layout) {
+    golden_layout cut = *layout;
+    cut.dp = layout->dp / 2;
+    cut.pp = 2;
+    int64_t part = c->batch / cut.dp;
+    for (cut.micro = part; cut.micro >= 1; cut.micro /= part > 4 ? 4 : 2) {
+        cut.vpp = 0;
+        cut.stages = NULL;
+        LOOM_TRY(run_layout(suite, rank, c, cut));
+        if (part / cut.micro < 2 || part / cut.micro % 2)
+            continue;
+        cut.vpp = 2;
+        cut.stages = "E|t|t|L";
+        LOOM_TRY(run_layout(suite, rank, c, cut));
+    }
+    return LOOM_OK;
+}
+
 static loom_status walk(loom_rank *rank, void *argument) {
     train_suite *suite = argument;
     int world = loom_rank_count(rank);
@@ -236,7 +260,10 @@ static loom_status walk(loom_rank *rank, void *argument) {
         for (int tp = 1; tp <= world; tp++)
             for (int sp = 0; !status && world % tp == 0 && sp <= (tp > 1 ? 1 : 0); sp++) {
                 golden_layout layout = {.tp = tp, .dp = world / tp, .sp = sp};
-                status = run_micro_batches(suite, rank, &suite->cases[i], &layout);
+                if (world <= MOST_RANKS_OF_ALL_LAYOUTS)
+                    status = run_micro_batches(suite, rank, &suite->cases[i], &layout);
+                if (!status && layout.dp % 2 == 0 && (world <= MOST_RANKS_OF_ALL_LAYOUTS || tp == 2))
+                    status = run_pipelines(suite, rank, &suite->cases[i], &layout);
             }
     if (loom_rank_index(rank) == 0)
         fclose(suite->record);
@@ -303,6 +330,10 @@ static void four_ranks_follow_the_trajectory(void **state) {
     run_world(*state, 4);
 }
 
+static void eight_ranks_follow_the_trajectory_with_tensor_data_and_pipeline_parallelism(void **state) {
+    run_world(*state, 8);
+}
+
 static void launched_ranks_follow_the_trajectory(void **state) {
     golden_world(*state, 0);
 }
@@ -332,6 +363,7 @@ int main(void) {
         cmocka_unit_test_prestate(one_rank_follows_the_trajectory, &suite),
         cmocka_unit_test_prestate(two_ranks_follow_the_trajectory, &suite),
         cmocka_unit_test_prestate(four_ranks_follow_the_trajectory, &suite),
+        cmocka_unit_test_prestate(eight_ranks_follow_the_trajectory_with_tensor_data_and_pipeline_parallelism, &suite),
     };
     const struct CMUnitTest launched[] = {
         cmocka_unit_test_prestate(launched_ranks_follow_the_trajectory, &suite),

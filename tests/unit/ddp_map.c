@@ -18,7 +18,8 @@ static int64_t bucket_count, elements;
 static void map(const int64_t *counts, int64_t count, int64_t bucket_size) {
     memset(places, 0, sizeof places);
     memset(buckets, 0, sizeof buckets);
-    assert_int_equal(loom__ddp_map(counts, count, bucket_size, places, buckets, &bucket_count, &elements), LOOM_OK);
+    assert_int_equal(
+        loom__ddp_map(counts, NULL, count, bucket_size, places, buckets, &bucket_count, &elements), LOOM_OK);
 }
 
 static void buckets_hold_the_parameters_that_megatron_puts_there(void **state) {
@@ -87,12 +88,28 @@ static void the_default_bucket_size_is_megatrons(void **state) {
     assert_int_equal(loom__ddp_default_bucket_size(41), 41000000);
 }
 
+static void a_bucket_holds_parameters_of_one_chunk_and_only_the_first_chunk_is_cut(void **state) {
+    (void)state;
+    const int64_t counts[] = {100, 64, 7, 300, 1, 128, 50}, chunks[] = {0, 0, 0, 0, 1, 1, 2};
+    /* Model order; the buffer goes backwards: chunk 2, chunk 1, then chunk 0 in buckets of 200. */
+    const int64_t of_200[] = {3, 3, 3, 2, 1, 1, 0}, of_all[] = {2, 2, 2, 2, 1, 1, 0};
+    for (int64_t bucket_size = 200; bucket_size >= 0; bucket_size -= 200) {
+        memset(places, 0, sizeof places);
+        memset(buckets, 0, sizeof buckets);
+        assert_int_equal(
+            loom__ddp_map(counts, chunks, 7, bucket_size, places, buckets, &bucket_count, &elements), LOOM_OK);
+        assert_int_equal(bucket_count, bucket_size ? 4 : 3);
+        for (int i = 0; i < 7; i++)
+            assert_int_equal(places[6 - i].bucket, bucket_size ? of_200[i] : of_all[i]);
+    }
+}
+
 static void sizes_that_cannot_be_are_refused(void **state) {
     (void)state;
     const int64_t negative[] = {3, -1}, huge[] = {INT64_MAX / 8, INT64_MAX / 8, 5};
-    assert_int_equal(loom__ddp_map(negative, 2, 0, places, buckets, &bucket_count, &elements), LOOM_ERR_ARGUMENT);
+    assert_int_equal(loom__ddp_map(negative, NULL, 2, 0, places, buckets, &bucket_count, &elements), LOOM_ERR_ARGUMENT);
     assert_non_null(strstr(loom_error_message(), "parameter 1 of 2 has -1 elements"));
-    assert_int_equal(loom__ddp_map(huge, 3, 0, places, buckets, &bucket_count, &elements), LOOM_ERR_ARGUMENT);
+    assert_int_equal(loom__ddp_map(huge, NULL, 3, 0, places, buckets, &bucket_count, &elements), LOOM_ERR_ARGUMENT);
     assert_non_null(strstr(loom_error_message(), "parameter 0 of 3"));
 }
 
@@ -100,6 +117,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(buckets_hold_the_parameters_that_megatron_puts_there),
         cmocka_unit_test(every_element_lies_in_one_aligned_place_of_one_bucket),
+        cmocka_unit_test(a_bucket_holds_parameters_of_one_chunk_and_only_the_first_chunk_is_cut),
         cmocka_unit_test(the_default_bucket_size_is_megatrons),
         cmocka_unit_test(sizes_that_cannot_be_are_refused),
     };

@@ -1,0 +1,334 @@
+/* The microbatches of a step: what the instructions of a schedule mean for a module. Every rank reads every microbatch
+ * of its data-parallel part once, at the first forward that needs it, and keeps it until its last computation here is
+ * over; so all chunks of a rank are fed from one iterator, and their order does not matter. What leaves a stage is
+ * checked to be finite, since the stage after could no longer name the layer. */
+#include "parallel/parallel.h"
+#include "strategy/strategy.h"
+#include <math.h>
+#include <stdlib.h>
+
+/* Computations between a receive and the one that reads it, at least: what travels meanwhile costs no time. */
+enum { RECEIVES_AHEAD = 2 };
+
+typedef struct microbatch {
+    loom_batch *batch;   /* NULL before it is read and after it is finished */
+    loom_tensor *logits; /* of the last stage, until all stages can take them */
+} microbatch;
+
+typedef struct step_work {
+    loom_parallel *parallel;
+    loom_step *step;
+    float seed; /* of the loss gradient */
+    loom_logits_function receive;
+    void *receive_context;
+    microbatch *microbatches; /* [num_microbatches] */
+    int64_t read;
+} step_work;
+
+static loom_status call(const step_work *work, loom_event event) {
+    return loom_callbacks_call(work->parallel->fabric->callbacks, event, work->step);
+}
+
+/* ---- data ---- */
+
+/* LOOM_END before the first microbatch is the end of the data; later it is an error. */
+static loom_status fetch(const step_work *work, const loom_batch **batch) {
+    const loom_step *step = work->step;
+    const loom_model_config *model = loom_parallel_model_config(work->parallel);
+    loom_status status = loom_batches_next(step->batches, batch);
+    if (status == LOOM_END && work->read > 0)
+        return loom_fail(LOOM_ERR_STATE, "the data ended after %lld of the step's %lld microbatches",
+            (long long)work->read, (long long)step->num_microbatches);
+    LOOM_TRY(status);
+    int64_t s = (*batch)->s;
+    bool shorter = model && model->parallel.variable_seq_lengths && s > 0 && s < step->seq_length;
+    if ((*batch)->rows != step->micro_batch_size || (s != step->seq_length && !shorter))
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "the step has microbatches of %lld rows of %lld positions, but its loader gives %lld of %lld",
+            (long long)step->micro_batch_size, (long long)step->seq_length, (long long)(*batch)->rows, (long long)s);
+    return LOOM_OK;
+}
+
+static loom_status read_through(step_work *work, int64_t last) {
+    loom_rank *rank = work->parallel->fabric->rank;
+    loom_profile_phase before = loom__profile_phase(rank, LOOM_PROFILE_DATA);
+    loom_status status = LOOM_OK;
+    loom_rank_note(rank, "reading a batch");
+    while (!status && work->read <= last) {
+        const loom_batch *batch = NULL;
+        status = fetch(work, &batch);
+        if (!status)
+            status = loom__batch_copy(batch, &work->microbatches[work->read].batch);
+        work->read += !status;
+    }
+    loom_rank_note(rank, NULL);
+    loom__profile_phase(rank, before);
+    return status;
+}
+
+/* Logits are handed out with their batch, in a pipeline after the step. */
+static bool keeps_logits(const step_work *work) {
+    return work->receive && work->parallel->stages > 1;
+}
+
+static void finished(void *context, int64_t number) {
+    const step_work *work = context;
+    if (keeps_logits(work))
+        return;
+    loom_batch_destroy(work->microbatches[number].batch);
+    work->microbatches[number].batch = NULL;
+}
+
+/* ---- logits ---- */
+
+/* Every rank gets the whole ones. logits [s, b, v/tp] is NULL on stages before the last. Collective over the tensor
+ * ranks and the stages. */
+static loom_status hand_out_logits(const step_work *work, const loom_batch *batch, loom_tensor *logits) {
+    loom_parallel *parallel = work->parallel;
+    loom_comm *const *groups = parallel->fabric->groups;
+    int64_t vocabulary = loom_parallel_model_config(parallel)->vocab_size, count = batch->b * batch->s * vocabulary;
+    float *whole = malloc((size_t)(count + 1) * sizeof *whole);
+    if (!whole)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld logits", (long long)count);
+    loom_status status = LOOM_OK;
+    if (logits)
+        status = loom__gather_logits(logits, vocabulary, groups[LOOM_GROUP_TP], whole);
+    if (!status && parallel->stages > 1)
+        status = loom_broadcast(groups[LOOM_GROUP_PP], whole, count, LOOM_F32, (int)parallel->stages - 1);
+    if (!status)
+        status = work->receive(work->receive_context, batch, vocabulary, whole);
+    free(whole);
+    return status;
+}
+
+static loom_status hand_out_kept_logits(const step_work *work) {
+    for (int64_t i = 0; keeps_logits(work) && i < work->step->num_microbatches; i++) {
+        microbatch *m = &work->microbatches[i];
+        LOOM_TRY(hand_out_logits(work, m->batch, m->logits));
+        loom_tensor_release(m->logits);
+        m->logits = NULL;
+    }
+    return LOOM_OK;
+}
+
+/* ---- a forward ---- */
+
+static bool begins(const loom_parallel *parallel, int64_t chunk) {
+    return parallel->stage == 0 && chunk == 0;
+}
+
+static bool ends(const loom_parallel *parallel, int64_t chunk) {
+    return parallel->stage == parallel->stages - 1 && chunk == parallel->chunk_count - 1;
+}
+
+static bool has_nonfinite(const loom_parallel *parallel, const loom_tensor *tensor) {
+    loom_rank *rank = parallel->fabric->rank;
+    return loom_rank_kernels(rank)->has_nonfinite(
+        loom_rank_team(rank), loom_tensor_count(tensor), loom_tensor_f32(tensor));
+}
+
+/* Runs the forward again with every operation's output checked, to name the first one that is not finite. */
+static loom_status name_nonfinite(const step_work *work, const loom_forward *done) {
+    loom_parallel *parallel = work->parallel;
+    const loom_step *step = work->step;
+    loom_tape_options options = {.check_finite = true};
+    loom_forward forward = {.batch = done->batch, .chunk = done->chunk, .training = done->training};
+    loom_tape *tape = NULL;
+    loom_tensor *output = NULL, *input = NULL;
+    loom_status status = loom_tape_create(parallel->fabric->rank, &options, &tape);
+    if (!status && done->input)
+        status = loom_tensor_view(done->input, done->input->dims, done->input->shape, &input);
+    if (input)
+        input->tape = 0; /* it is a value of the tape that is kept */
+    forward.input = input;
+    if (!status)
+        status = parallel->module->forward(parallel->module->context, tape, &forward, &output);
+    loom_tensor_release(output);
+    loom_tensor_release(input);
+    loom_tape_destroy(tape);
+    if (!status)
+        status = loom_fail(LOOM_ERR_NUMERIC, "%s has a NaN or an infinity that no operation's output shows",
+            ends(parallel, done->chunk) ? "the loss" : "what goes to the next stage");
+    return loom_fail_context(
+        status, "step %lld, microbatch %lld: ", (long long)step->number + 1, (long long)step->microbatch);
+}
+
+static loom_status finish_model(const step_work *work, const loom_forward *forward, loom_tensor *losses,
+    loom_tensor *logits, loom_tensor **d_losses) {
+    loom_parallel *parallel = work->parallel;
+    loom_step *step = work->step;
+    const loom_precision_plugin *precision = parallel->fabric->precision_plugin;
+    const loom_loss_reduction *reduction = &parallel->reduction;
+    if (precision->convert_output)
+        LOOM_TRY(precision->convert_output(precision->context, losses));
+    if (work->receive && !logits)
+        return loom_fail(LOOM_ERR_UNSUPPORTED, "this module gives no logits (loom_forward.logits)");
+    if (keeps_logits(work))
+        work->microbatches[step->microbatch].logits = loom_tensor_retain(logits);
+    else if (work->receive)
+        LOOM_TRY(hand_out_logits(work, forward->batch, logits));
+    loom_tensor *gradient = NULL;
+    if (d_losses)
+        LOOM_TRY(loom_tensor_create(parallel->fabric->rank, LOOM_F32, losses->dims, losses->shape, &gradient));
+    loom_status status = reduction->forward(
+        reduction->context, forward->batch, losses, work->seed, &step->loss_sum, &step->tokens, gradient);
+    if (!status && !isfinite(step->loss_sum))
+        status = name_nonfinite(work, forward);
+    if (status) {
+        loom_tensor_release(gradient);
+        return status;
+    }
+    if (d_losses)
+        *d_losses = gradient;
+    return LOOM_OK;
+}
+
+static loom_status run_module(const step_work *work, int64_t chunk, loom_tape *tape, loom_tensor *input,
+    loom_tensor **output, loom_tensor **d_output) {
+    loom_parallel *parallel = work->parallel;
+    const loom_module *module = parallel->module;
+    loom_rank *rank = parallel->fabric->rank;
+    const loom_precision_plugin *precision = parallel->fabric->precision_plugin;
+    loom_tensor *made = NULL, *logits = NULL;
+    bool last = ends(parallel, chunk);
+    loom_forward forward = {
+        .batch = work->step->batch,
+        .chunk = chunk,
+        .input = input,
+        .training = work->step->mode == LOOM_TRAINING,
+        .logits = last && work->receive ? &logits : NULL,
+    };
+    if (begins(parallel, chunk) && precision->convert_input)
+        LOOM_TRY(precision->convert_input(precision->context, forward.batch));
+    loom_profile_phase before = loom__profile_phase(rank, LOOM_PROFILE_FORWARD);
+    loom_status status = module->forward(module->context, tape, &forward, &made);
+    if (!status && last) {
+        loom__profile_phase(rank, LOOM_PROFILE_LOSS);
+        status = finish_model(work, &forward, made, logits, d_output);
+    } else if (!status) {
+        status = loom_tensor_ready(made);
+        if (!status && made->dtype == LOOM_F32 && has_nonfinite(parallel, made))
+            status = name_nonfinite(work, &forward);
+    }
+    loom__profile_phase(rank, before);
+    loom_tensor_release(logits);
+    if (status) {
+        loom_tensor_release(made);
+        return status;
+    }
+    *output = made;
+    return LOOM_OK;
+}
+
+static loom_status forward(void *context, int64_t number, int64_t chunk, loom_tape *tape, loom_tensor *input,
+    loom_tensor **output, loom_tensor **d_output) {
+    step_work *work = context;
+    loom_step *step = work->step;
+    if (number >= work->read) {
+        LOOM_TRY(read_through(work, number));
+        loom__pipeline_note(work->parallel->pipeline);
+    }
+    step->microbatch = number;
+    step->batch = work->microbatches[number].batch;
+    LOOM_TRY(call(work, LOOM_EVENT_MICROBATCH_START));
+    LOOM_TRY(run_module(work, chunk, tape, input, output, d_output));
+    return call(work, LOOM_EVENT_MICROBATCH_END);
+}
+
+/* ---- the other instructions ---- */
+
+static void sync(void *context, bool on) {
+    const step_work *work = context;
+    /* A module for inference has no gradients. */
+    if (work->parallel->ddp)
+        loom__ddp_expect_last(work->parallel->ddp, on);
+}
+
+static void grad_sync(void *context, int64_t chunk) {
+    const step_work *work = context;
+    loom__ddp_chunk_complete(work->parallel->ddp, chunk);
+}
+
+/* ---- the step ---- */
+
+static bool same_schedule(const loom_schedule_config *a, const loom_schedule_config *b) {
+    return a->stages == b->stages && a->chunks == b->chunks && a->microbatches == b->microbatches &&
+           a->group == b->group && a->kind == b->kind && a->forward_only == b->forward_only;
+}
+
+static loom_status find_schedule(loom_parallel *parallel, const loom_step *step, loom__step_schedule **out) {
+    const loom_megatron_strategy_config *strategy = &parallel->fabric->config;
+    bool training = step->mode == LOOM_TRAINING;
+    loom_schedule_config wanted = {
+        .stages = parallel->stages,
+        .chunks = parallel->chunk_count > 1 ? parallel->chunk_count : 0,
+        .microbatches = step->num_microbatches,
+        .group = parallel->chunk_count > 1 ? strategy->microbatch_group_size_per_vp_stage : 0,
+        .kind = training ? parallel->schedule : LOOM_SCHEDULE_1F1B,
+        .forward_only = !training,
+    };
+    loom__step_schedule *schedule = training ? &parallel->training : &parallel->evaluation;
+    *out = schedule;
+    if (same_schedule(&schedule->config, &wanted))
+        return LOOM_OK;
+    loom_schedule_list_free(&schedule->list);
+    schedule->config = (loom_schedule_config){0};
+    loom_schedule_list list;
+    LOOM_TRY(loom_schedule_make(&wanted, parallel->stage, &list));
+    loom_status status = loom_schedule_post_receives_early(&wanted, &list, RECEIVES_AHEAD, &schedule->list);
+    loom_schedule_list_free(&list);
+    LOOM_TRY(status);
+    schedule->config = wanted;
+    return LOOM_OK;
+}
+
+static loom_status execute(step_work *work) {
+    loom_parallel *parallel = work->parallel;
+    const loom_step *step = work->step;
+    const loom_module *module = parallel->module;
+    bool training = step->mode == LOOM_TRAINING;
+    loom__step_schedule *schedule = NULL;
+    LOOM_TRY(find_schedule(parallel, step, &schedule));
+    int64_t group = schedule->config.group;
+    loom__pipeline_run run = {
+        .list = &schedule->list,
+        .microbatches = step->num_microbatches,
+        .group = group ? group : parallel->stages,
+        .training = training,
+        .split_backward = schedule->config.kind == LOOM_SCHEDULE_ZERO_BUBBLE,
+    };
+    if (parallel->stages > 1)
+        LOOM_TRY(
+            module->activation_shape(module->context, step->micro_batch_size, step->seq_length, &run.dims, run.shape));
+    loom__pipeline_work functions = {
+        .context = work,
+        .forward = forward,
+        .finished = finished,
+        .sync = sync,
+        .grad_sync = grad_sync,
+        .parameter_ready = loom__ddp_parameter_ready,
+        .ready_context = parallel->ddp,
+    };
+    return loom__pipeline_execute(parallel->pipeline, &run, &functions);
+}
+
+loom_status loom__run_microbatches(
+    loom_parallel *parallel, loom_step *step, float seed, loom_logits_function receive, void *receive_context) {
+    step_work work = {parallel, step, seed, receive, receive_context, NULL, 0};
+    work.microbatches = calloc((size_t)step->num_microbatches, sizeof *work.microbatches);
+    if (!work.microbatches)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld microbatches", (long long)step->num_microbatches);
+    /* Before anything is sent: the end of the data is no error, and all ranks come to it. */
+    loom_status status = read_through(&work, 0);
+    if (!status)
+        status = execute(&work);
+    if (!status)
+        status = hand_out_kept_logits(&work);
+    for (int64_t i = 0; i < step->num_microbatches; i++) {
+        loom_batch_destroy(work.microbatches[i].batch);
+        loom_tensor_release(work.microbatches[i].logits);
+    }
+    free(work.microbatches);
+    step->batch = NULL;
+    return status;
+}

@@ -1,0 +1,224 @@
+/* The timeline of a run: what each stage computed, what it waited for, and when. Every rank records into memory of its
+ * own, which is bounded, so that a long run loses its later steps from the record and not its memory; at the end the
+ * stages of rank 0's pipeline come together there. Invariant: times are those of one clock, or of clocks that were set
+ * to zero behind one barrier. */
+#include "strategy/strategy.h"
+#include <megaloom/timeline.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { PATH_BYTES = 4096 };
+
+loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity) {
+    loom_rank *rank = parallel->fabric->rank;
+    loom_comm *stages = parallel->fabric->groups[LOOM_GROUP_PP];
+    loom__trace *trace = &parallel->trace;
+    loom_status status = LOOM_OK;
+    loom__trace_free(parallel);
+    if (capacity < 1 || capacity > INT32_MAX)
+        status = loom_fail(
+            LOOM_ERR_ARGUMENT, "events of a trace: found %lld, expected 1 to %d", (long long)capacity, INT32_MAX);
+    if (!status) {
+        trace->record.events = calloc((size_t)capacity, sizeof *trace->record.events);
+        if (!trace->record.events)
+            status = loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace of %lld events", (long long)capacity);
+    }
+    LOOM_TRY(loom_agree(loom_rank_world(rank), status));
+    trace->record.capacity = capacity;
+    LOOM_TRY(loom_barrier(stages));
+    int64_t zero = (int64_t)loom__clock();
+    /* The ranks of one machine share a clock, which is better than a barrier. */
+    if (loom_rank_local_count(rank) == loom_rank_count(rank))
+        LOOM_TRY(loom_broadcast(stages, &zero, 1, LOOM_I64, 0));
+    trace->zero = (uint64_t)zero;
+    loom__pipeline_set_record(parallel->pipeline, &trace->record);
+    return LOOM_OK;
+}
+
+void loom__trace_free(loom_parallel *parallel) {
+    if (parallel->pipeline)
+        loom__pipeline_set_record(parallel->pipeline, NULL);
+    free(parallel->trace.record.events);
+    parallel->trace = (loom__trace){0};
+}
+
+void loom__trace_step_begins(loom_parallel *parallel) {
+    parallel->trace.open = parallel->trace.record.count;
+}
+
+/* A step that did not fit is not shown: half of it would look like a bubble. */
+void loom__trace_step_ends(loom_parallel *parallel, const loom_step *step) {
+    loom__trace *trace = &parallel->trace;
+    if (step->mode != LOOM_TRAINING || trace->record.dropped > 0 || trace->record.count == trace->open)
+        return;
+    trace->shown_first = trace->open;
+    trace->shown_count = trace->record.count - trace->open;
+    trace->shown_step = step->number + 1;
+    trace->shown_microbatches = step->num_microbatches;
+}
+
+static double milliseconds(const loom__trace *trace, uint64_t time) {
+    return (double)((int64_t)time - (int64_t)trace->zero) * 1e-6;
+}
+
+/* This stage's events first … first+count-1, then those of all stages, on all of them; for free(). */
+static loom_status gather(
+    const loom_parallel *parallel, int64_t first, int64_t count, loom_schedule_event **all, int64_t *all_count) {
+    loom_comm *stages = parallel->fabric->groups[LOOM_GROUP_PP];
+    const loom__trace *trace = &parallel->trace;
+    int64_t *counts = calloc((size_t)parallel->stages, sizeof *counts), total = 0;
+    loom_schedule_event *mine = calloc((size_t)count + 1, sizeof *mine), *events = NULL;
+    loom_status status = counts && mine ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace");
+    status = loom_agree(stages, status);
+    for (int64_t i = 0; !status && i < count; i++) {
+        const loom__pipeline_event *event = &trace->record.events[first + i];
+        mine[i] = (loom_schedule_event){parallel->stage, event->kind, event->chunk, event->microbatch,
+            milliseconds(trace, event->start), milliseconds(trace, event->end)};
+    }
+    if (!status)
+        status = loom_all_gather(stages, &count, counts, 1, LOOM_I64);
+    for (int64_t i = 0; !status && i < parallel->stages; i++) {
+        total += counts[i];
+        counts[i] *= (int64_t)sizeof *mine;
+    }
+    if (!status) {
+        events = calloc((size_t)total + 1, sizeof *events);
+        status = loom_agree(
+            stages, events ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld events", (long long)total));
+    }
+    if (!status)
+        status = loom_all_gather_v(stages, mine, events, counts, LOOM_U8);
+    free(counts);
+    free(mine);
+    if (status) {
+        free(events);
+        return status;
+    }
+    *all = events;
+    *all_count = total;
+    return LOOM_OK;
+}
+
+static loom_status open_file(const char *directory, const char *name, FILE **file) {
+    char path[PATH_BYTES];
+    if (snprintf(path, sizeof path, "%s/%s", directory, name) >= (int)sizeof path)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of %s is too long", name);
+    *file = fopen(path, "w");
+    return *file ? LOOM_OK : loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+}
+
+static loom_status close_file(const char *directory, const char *name, FILE *file, loom_status status) {
+    if (fclose(file) != 0 && !status)
+        return loom_fail(LOOM_ERR_IO, "%s/%s: cannot be written: %m", directory, name);
+    return status;
+}
+
+static loom_status write_trace(const char *directory, const loom_timeline *timeline) {
+    FILE *file = NULL;
+    LOOM_TRY(open_file(directory, "trace.json", &file));
+    return close_file(directory, "trace.json", file, loom_timeline_write_trace(file, timeline, 1e-3));
+}
+
+static loom_status write_picture(const char *directory, const loom_timeline *timeline) {
+    FILE *file = NULL;
+    LOOM_TRY(open_file(directory, "timeline.svg", &file));
+    return close_file(directory, "timeline.svg", file, loom_timeline_write_svg(file, timeline));
+}
+
+/* The bubble that the schedule has by itself, when every computation takes what its kind takes on average in its chunk
+ * of its stage: what is more in a measured step comes from elsewhere. */
+static loom_status simulate(
+    const loom_parallel *parallel, const loom_schedule_event *events, int64_t count, double *bubble) {
+    enum { FORWARD, INPUT, WEIGHT, PARTS };
+    const loom_schedule_config *config = &parallel->training.config;
+    int64_t stages = parallel->stages, chunks = stages * parallel->chunk_count;
+    double *means = calloc((size_t)(PARTS * chunks), sizeof *means);
+    int64_t *times = calloc((size_t)(PARTS * chunks), sizeof *times);
+    loom_schedule_list *lists = calloc((size_t)stages, sizeof *lists);
+    loom_schedule_result result = {0};
+    loom_status status = means && times && lists ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace");
+    for (int64_t i = 0; !status && i < count; i++) {
+        const loom_schedule_event *event = &events[i];
+        bool computes = event->kind <= LOOM_INSTRUCTION_BACKWARD_WEIGHT;
+        int part = event->kind == LOOM_INSTRUCTION_FORWARD           ? FORWARD
+                   : event->kind == LOOM_INSTRUCTION_BACKWARD_WEIGHT ? WEIGHT
+                                                                     : INPUT;
+        int64_t at = part * chunks + event->stage * parallel->chunk_count + event->chunk;
+        means[at] += computes ? event->end - event->start : 0;
+        times[at] += computes;
+    }
+    for (int64_t i = 0; !status && i < PARTS * chunks; i++)
+        means[i] /= times[i] ? (double)times[i] : 1;
+    for (int64_t i = 0; !status && i < stages; i++)
+        status = loom_schedule_make(config, i, &lists[i]);
+    loom_schedule_costs costs = {means, means + INPUT * chunks, means + WEIGHT * chunks, 0};
+    if (!status)
+        status = loom_schedule_simulate(config, lists, &costs, false, &result);
+    *bubble = result.bubble;
+    loom_schedule_result_free(&result);
+    for (int64_t i = 0; lists && i < stages; i++)
+        loom_schedule_list_free(&lists[i]);
+    free(lists);
+    free(times);
+    free(means);
+    return status;
+}
+
+/* Rank 0's part. The events of the shown step begin at 0. */
+static loom_status write_files(const loom_parallel *parallel, const char *directory, loom_timeline *whole,
+    loom_schedule_event *shown, int64_t shown_count) {
+    const loom__trace *trace = &parallel->trace;
+    loom_rank *rank = parallel->fabric->rank;
+    LOOM_TRY(write_trace(directory, whole));
+    if (trace->record.dropped > 0)
+        loom_rank_log(rank, LOOM_LOG_WARNING, "the trace is full: its last %lld events of rank 0 are not in it",
+            (long long)trace->record.dropped);
+    if (shown_count == 0)
+        return LOOM_OK;
+    char title[160];
+    double begin = shown[0].start;
+    for (int64_t i = 0; i < shown_count; i++)
+        begin = shown[i].start < begin ? shown[i].start : begin;
+    for (int64_t i = 0; i < shown_count; i++) {
+        shown[i].start -= begin;
+        shown[i].end -= begin;
+    }
+    snprintf(title, sizeof title, "Step %lld, measured: %lld microbatches on %lld stages", (long long)trace->shown_step,
+        (long long)trace->shown_microbatches, (long long)parallel->stages);
+    whole->title = title;
+    whole->events = shown;
+    whole->event_count = shown_count;
+    LOOM_TRY(write_picture(directory, whole));
+    double expected;
+    LOOM_TRY(simulate(parallel, shown, shown_count, &expected));
+    loom_rank_log(rank, LOOM_LOG_INFO,
+        "bubble of step %lld: %.1f %% of the time of %lld stages, %.1f %% by the schedule with the mean time of each "
+        "stage's computations; %s/timeline.svg",
+        (long long)trace->shown_step, 100 * loom_timeline_bubble(whole), (long long)parallel->stages, 100 * expected,
+        directory);
+    return LOOM_OK;
+}
+
+loom_status loom_parallel_trace_end(loom_parallel *parallel, const char *directory) {
+    const loom__trace *trace = &parallel->trace;
+    loom_schedule_event *events = NULL, *shown = NULL;
+    int64_t count = 0, shown_count = 0;
+    if (!trace->record.events)
+        return loom_fail(LOOM_ERR_STATE, "trace_end: no trace has been begun");
+    loom_status status = gather(parallel, 0, trace->record.count, &events, &count);
+    if (!status)
+        status = gather(parallel, trace->shown_first, trace->shown_count, &shown, &shown_count);
+    if (!status && loom_rank_index(parallel->fabric->rank) == 0) {
+        loom_timeline timeline = {.unit = "ms",
+            .stages = parallel->stages,
+            .chunks = parallel->chunk_count,
+            .events = events,
+            .event_count = count};
+        status = write_files(parallel, directory, &timeline, shown, shown_count);
+    }
+    status = loom_agree(loom_rank_world(parallel->fabric->rank), status);
+    free(events);
+    free(shown);
+    loom__trace_free(parallel);
+    return status;
+}
