@@ -178,6 +178,15 @@ static loom_status close_shard(save *s) {
     return status;
 }
 
+/* No dtype may carry it out silently. */
+static loom_status check_numbers(const char *name, const float *values, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (isnan(values[i]))
+            return loom_fail(LOOM_ERR_NUMERIC, "%s: element %lld is not a number (NaN): the model is not written", name,
+                (long long)i);
+    return LOOM_OK;
+}
+
 static loom_status write_rounded(const save *s, const char *name, const float *values, int64_t count) {
     uint16_t piece[PIECE];
     if (s->options->dtype == LOOM_F32)
@@ -208,6 +217,8 @@ static loom_status write_tensor(void *argument, const loom__hf_tensor *tensor) {
     if (!values)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", tensor->name);
     loom_status status = loom__hf_fill(s->set->spec, s->descriptor, tensor, s->canonical, values);
+    if (!status)
+        status = check_numbers(tensor->name, values, count);
     if (!status)
         status = write_rounded(s, tensor->name, values, count);
     free(values);
@@ -273,7 +284,7 @@ static loom_status finish(save *s, const char *directory) {
     LOOM_TRY(close_shard(s));
     if (s->plan.shards > 1)
         LOOM_TRY(write_index(s));
-    return loom__hf_directory_commit(directory, s->temporary);
+    return loom__hf_directory_commit(directory);
 }
 
 loom_status loom__hf_save(const loom__parameter_set *set, loom_comm *tp, loom_comm *world, bool writes,
