@@ -43,7 +43,6 @@ static loom_status look(const char *directory, model_facts *facts) {
     facts->config = loom_model_config_default("gpt2");
     facts->config.make_vocab_size_divisible_by = 1;
     LOOM_TRY(loom_hf_read_config(directory, &facts->config));
-    facts->config.seq_length = facts->config.max_position_embeddings;
     LOOM_TRY(loom_model_describe(&facts->config, &facts->parameters));
     facts->size_count = loom_model_tensor_sizes(&facts->config, facts->sizes, SIZES_MAX);
     facts->config.replicate_query_groups = true;
@@ -216,9 +215,10 @@ int loom_cli_describe(int argc, char **argv) {
     loom_status status =
         facts ? look(given.hf, facts) : loom_fail(LOOM_ERR_MEMORY, "out of memory for the description");
     int code = status ? loom_cli_fail(status) : 0;
-    if (!status && given.json)
+    bool prints = !status && loom_cli_process() == 0;
+    if (prints && given.json)
         code = print_json(facts);
-    else if (!status)
+    else if (prints)
         print_text(given.hf, facts);
     free(facts);
     if (code == 0 && (fflush(stdout) != 0 || ferror(stdout))) {

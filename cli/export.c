@@ -115,7 +115,7 @@ static int run(arguments *given) {
     job from = {config, given};
     int code = loom_cli_run(config, rewrite, &from);
     loom_run_config_destroy(config);
-    if (code == 0)
+    if (code == 0 && loom_cli_process() == 0)
         printf("%s: %s, as %s\n", given->out, model, loom_dtype_name(given->options.dtype));
     return code;
 }

@@ -228,6 +228,9 @@ static int run_arguments(arguments *given) {
     run.config = config;
     if (!status)
         status = read_prompt(given, &run, &tokens);
+    /* Loading may take minutes. */
+    if (!status)
+        status = loom_generate_check(&config->model.config, &run.prompt, 1, run.options);
     int code = status ? loom_cli_fail(status) : loom_cli_run(config, generate, &run);
     free(tokens);
     loom_text_stream_destroy(run.text);

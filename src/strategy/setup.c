@@ -10,7 +10,10 @@ loom_status loom_gpt_create(loom_fabric *fabric, const loom_model_config *config
 }
 
 loom_status loom_hf_read_config(const char *directory, loom_model_config *config) {
-    return loom__hf_read_config(directory, config);
+    LOOM_TRY(loom__hf_read_config(directory, config));
+    if (config->seq_length == 0)
+        config->seq_length = config->max_position_embeddings;
+    return LOOM_OK;
 }
 
 loom_status loom_gpt_create_from_hf(
