@@ -1,6 +1,7 @@
 /* Setting modules and optimizers up: the one place that knows in which order configuration, precision, weights,
  * gradient buffers and callbacks are put together. */
 #include "model/gpt.h"
+#include "model/huggingface_directory.h"
 #include "optim/optim.h"
 #include "strategy/strategy.h"
 #include <stdlib.h>
@@ -363,6 +364,10 @@ static loom_status open_tokenizer(
     const loom_parallel *parallel, const loom_hf_save_options *options, loom_tokenizer **tokenizer) {
     *tokenizer = NULL;
     return writes_hf(parallel) && options->tokenizer ? loom_tokenizer_open(options->tokenizer, tokenizer) : LOOM_OK;
+}
+
+loom_status loom_hf_check_output(const char *directory) {
+    return loom__hf_directory_check(directory);
 }
 
 loom_status loom_gpt_check_save_hf(
