@@ -21,7 +21,6 @@ static void load(export_suite *suite) {
         export_case c = {.name = golden_folder_name(files.gl_pathv[i])};
         c.directory = golden_path("hf/%s/model", c.name);
         if (golden_read_config(c.name, c.directory, &c.config)) {
-            c.config.seq_length = c.config.max_position_embeddings;
             suite->cases[suite->golden.cases++] = c;
         } else {
             free(c.name);
