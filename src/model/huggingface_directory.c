@@ -7,10 +7,12 @@
 #include "format/file.h"
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <fnmatch.h>
 #include <megaloom/safetensors.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,7 +22,7 @@ static const char *const companions[] = {"added_tokens.json", "chat_template.jin
 static const char *const weights[] = {"config.json", "model.safetensors", "model.safetensors.index.json",
     "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors"};
 
-/* In PATH.tmp from its first moment until all is written. */
+/* In PATH.tmp from its first moment until all is written; locked by the export that is at work. */
 static const char mark[] = ".megaloom-unfinished";
 
 static bool is_listed(const char *name, const char *const *patterns, size_t count) {
@@ -152,6 +154,20 @@ static loom_status check_target(const places *of, bool *replaces) {
     return LOOM_OK;
 }
 
+/* A file system that knows no locks does not keep exports from working. */
+static loom_status lock_mark(const char *directory, const char *path, int *lock) {
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (descriptor < 0)
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be opened: %m", path);
+    if (flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        close(descriptor);
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "%s: another export is writing there: give another place, or wait for it", directory);
+    }
+    *lock = descriptor;
+    return LOOM_OK;
+}
+
 /* Nothing, an empty directory, or what an export that was stopped has left. */
 static loom_status check_temporary(const places *of, bool *is_there) {
     struct stat found;
@@ -167,6 +183,11 @@ static loom_status check_temporary(const places *of, bool *is_there) {
     LOOM_TRY(for_entries(of->temporary, check_entry, &count));
     char *path = loom__path_join(of->temporary, "/", mark);
     loom_status status = path ? look(path, &found, &is_marked) : no_memory(of->plain);
+    int lock = -1;
+    if (!status && is_marked)
+        status = lock_mark(of->temporary, path, &lock);
+    if (lock >= 0)
+        close(lock);
     free(path);
     if (!status && count > 0 && !is_marked)
         status = loom_fail(LOOM_ERR_ARGUMENT,
@@ -218,21 +239,32 @@ static loom_status remove_ours(const char *directory) {
                                  : loom_fail(LOOM_ERR_IO, "%s: left over, and cannot be removed: %m", directory);
 }
 
-static loom_status begin(const places *of) {
+static loom_status mark_and_lock(const char *temporary, int *lock) {
+    char *path = loom__path_join(temporary, "/", mark);
+    if (!path)
+        return no_memory(temporary);
+    loom_status status = loom__hf_directory_write(temporary, mark, "");
+    if (!status)
+        status = lock_mark(temporary, path, lock);
+    free(path);
+    return status;
+}
+
+static loom_status begin(const places *of, int *lock) {
     bool has_left;
     LOOM_TRY(check(of, &has_left));
     if (has_left)
         LOOM_TRY(remove_ours(of->temporary));
     if (mkdir(of->temporary, 0777) != 0)
         return loom_fail(LOOM_ERR_IO, "%s: cannot be made: %m", of->temporary);
-    return loom__hf_directory_write(of->temporary, mark, "");
+    return mark_and_lock(of->temporary, lock);
 }
 
-loom_status loom__hf_directory_begin(const char *path, char **temporary) {
+loom_status loom__hf_directory_begin(const char *path, char **temporary, int *lock) {
     places of;
     loom_status status = places_make(path, &of);
     if (!status)
-        status = begin(&of);
+        status = begin(&of, lock);
     if (!status) {
         *temporary = of.temporary;
         of.temporary = NULL;

@@ -66,10 +66,19 @@ static void put_weights(const char *directory, const char *producer) {
     loom_safetensors_writer_destroy(writer);
 }
 
+/* As a process that ends does, the lock is given back at once. */
+static loom_status begin(const char *path, char **temporary) {
+    int lock = -1;
+    loom_status status = loom__hf_directory_begin(path, temporary, &lock);
+    if (status == LOOM_OK)
+        assert_int_equal(close(lock), 0);
+    return status;
+}
+
 /* An export with one more file of that name. */
 static void export_with(const char *path, const char *name) {
     char *temporary = NULL;
-    assert_int_equal(loom__hf_directory_begin(path, &temporary), LOOM_OK);
+    assert_int_equal(begin(path, &temporary), LOOM_OK);
     assert_int_equal(loom__hf_directory_write(temporary, "config.json", "{}\n"), LOOM_OK);
     assert_int_equal(loom__hf_directory_write(temporary, name, "{}\n"), LOOM_OK);
     put_weights(temporary, LOOM__HF_PRODUCER);
@@ -81,13 +90,13 @@ static void assert_refused(const char *path, const char *because) {
     char *temporary = NULL;
     assert_int_equal(loom__hf_directory_check(path), LOOM_ERR_ARGUMENT);
     assert_non_null(strstr(loom_error_message(), because));
-    assert_int_equal(loom__hf_directory_begin(path, &temporary), LOOM_ERR_ARGUMENT);
+    assert_int_equal(begin(path, &temporary), LOOM_ERR_ARGUMENT);
 }
 
 TEST(it_appears_at_the_end_and_leaves_nothing_beside) {
     const scratch *s = *state;
     char *temporary = NULL;
-    assert_int_equal(loom__hf_directory_begin(s->path, &temporary), LOOM_OK);
+    assert_int_equal(begin(s->path, &temporary), LOOM_OK);
     assert_int_equal(loom__hf_directory_write(temporary, "config.json", "{}\n"), LOOM_OK);
     assert_false(has(s->folder, "model"));
     assert_int_equal(loom__hf_directory_commit(s->path), LOOM_OK);
@@ -147,13 +156,13 @@ TEST(a_file_or_a_link_is_no_directory) {
 TEST(what_a_dead_run_left_is_cleared_unless_it_holds_more) {
     const scratch *s = *state;
     char *left = NULL;
-    assert_int_equal(loom__hf_directory_begin(s->path, &left), LOOM_OK);
+    assert_int_equal(begin(s->path, &left), LOOM_OK);
     put(left, "model-00001-of-00003.safetensors.tmp");
     put(left, "config.json");
     export_with(s->path, "tokenizer.json");
     assert_false(has(s->path, "model-00001-of-00003.safetensors.tmp"));
     free(left);
-    assert_int_equal(loom__hf_directory_begin(s->path, &left), LOOM_OK);
+    assert_int_equal(begin(s->path, &left), LOOM_OK);
     put(left, "notes.txt");
     assert_refused(s->path, "notes.txt");
     assert_true(has(left, "notes.txt"));
@@ -179,6 +188,20 @@ TEST(an_empty_temporary_directory_is_taken) {
     assert_int_equal(mkdir(in(s->folder, "model.tmp", beside), 0777), 0);
     export_with(s->path, "tokenizer.json");
     assert_false(has(s->folder, "model.tmp"));
+}
+
+TEST(an_export_that_is_at_work_is_not_disturbed) {
+    const scratch *s = *state;
+    char *temporary = NULL;
+    int lock = -1;
+    assert_int_equal(loom__hf_directory_begin(s->path, &temporary, &lock), LOOM_OK);
+    put(temporary, "config.json");
+    assert_refused(s->path, "model.tmp: another export is writing there");
+    assert_true(has(temporary, "config.json"));
+    assert_int_equal(loom__hf_directory_commit(s->path), LOOM_OK);
+    assert_int_equal(close(lock), 0);
+    assert_true(has(s->path, "config.json"));
+    free(temporary);
 }
 
 TEST(what_stands_where_the_old_model_would_go_is_kept) {
@@ -215,7 +238,7 @@ TEST(a_file_that_comes_meanwhile_is_kept_and_so_is_the_finished_model) {
     const scratch *s = *state;
     char *temporary = NULL;
     export_with(s->path, "tokenizer.json");
-    assert_int_equal(loom__hf_directory_begin(s->path, &temporary), LOOM_OK);
+    assert_int_equal(begin(s->path, &temporary), LOOM_OK);
     assert_int_equal(loom__hf_directory_write(temporary, "vocab.json", "{}\n"), LOOM_OK);
     put(s->path, "notes.txt");
     assert_int_equal(loom__hf_directory_commit(s->path), LOOM_ERR_ARGUMENT);
@@ -231,7 +254,7 @@ TEST(a_file_that_comes_meanwhile_is_kept_and_so_is_the_finished_model) {
 TEST(what_was_begun_and_is_not_finished_is_discarded) {
     const scratch *s = *state;
     char *temporary = NULL;
-    assert_int_equal(loom__hf_directory_begin(s->path, &temporary), LOOM_OK);
+    assert_int_equal(begin(s->path, &temporary), LOOM_OK);
     put(temporary, "config.json");
     loom__hf_directory_discard(temporary);
     free(temporary);
@@ -261,6 +284,7 @@ int main(void) {
         CASE(what_a_dead_run_left_is_cleared_unless_it_holds_more),
         CASE(a_temporary_directory_that_no_export_left_is_refused),
         CASE(an_empty_temporary_directory_is_taken),
+        CASE(an_export_that_is_at_work_is_not_disturbed),
         CASE(what_stands_where_the_old_model_would_go_is_kept),
         CASE(a_directory_or_a_link_under_the_name_of_a_file_is_somebody_elses),
         CASE(a_path_without_a_name_is_refused),
