@@ -9,8 +9,8 @@
 #define LOOM__HF_PRODUCER "megaloom"
 
 /* LOOM_OK when an export may put its result at `path`: nothing is there, or an empty directory, or one of ours; and
- * nobody has anything at "PATH.tmp" (but an export that was stopped) or, where there is something to replace, at "PATH.old".
- * Otherwise LOOM_ERR_ARGUMENT says what is there. */
+ * nobody has anything at "PATH.tmp" (but an export that was stopped) or, where there is something to replace, at
+ * "PATH.old". Otherwise LOOM_ERR_ARGUMENT says what is there. */
 loom_status loom__hf_directory_check(const char *path);
 
 /* Checks, and makes the directory "PATH.tmp", marked as unfinished; its name is the caller's: free. *lock is a
