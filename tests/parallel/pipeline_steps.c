@@ -495,7 +495,11 @@ static loom_status trace(loom_rank *rank, void *argument) {
     LOOM_TRY(loom_parallel_trace_begin(run.parallel, job->capacity));
     for (int t = 0; t < 2; t++)
         LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
-    LOOM_TRY(loom_parallel_trace_end(run.parallel, job->folder));
+    loom_status status = loom_parallel_trace_end(run.parallel, job->folder);
+    if (status) {
+        small_destroy(&run);
+        return status;
+    }
     CHECK(loom_parallel_trace_end(run.parallel, ".") == LOOM_ERR_STATE, "a trace ends twice");
     LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
     small_destroy(&run);
