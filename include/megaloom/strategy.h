@@ -162,6 +162,11 @@ LOOM_API loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
  * its environment) → precision → gradient buffers → sampler's callbacks. The parallel owns the module from now on, also
  * after an error. */
 LOOM_API loom_status loom_fabric_setup_module(loom_fabric *fabric, loom_module *module, loom_parallel **parallel);
+/* The same without wrapping in DDP (Megatron's wrap_with_ddp=False): no gradient buffer is made, parameters stay in the
+ * module's own memory, and loom_parameter.grad stays NULL. Validation, test and predict steps, generation and the
+ * writing of Hugging Face directories work; training steps, optimizers and gradients are refused (LOOM_ERR_STATE). */
+LOOM_API loom_status loom_fabric_setup_module_for_inference(
+    loom_fabric *fabric, loom_module *module, loom_parallel **parallel);
 LOOM_API void loom_parallel_destroy(loom_parallel *parallel); /* NULL is accepted */
 /* Nothing to do: parameters live where the rank computes. */
 LOOM_API loom_status loom_fabric_module_to_device(loom_fabric *fabric, loom_parallel *parallel);

@@ -244,12 +244,14 @@ static loom_status forward(void *context, int64_t number, int64_t chunk, loom_ta
 
 static void sync(void *context, bool on) {
     const step_work *work = context;
-    loom__ddp_expect_last(work->parallel->ddp, on);
+    if (work->parallel->ddp) /* else there are no gradients */
+        loom__ddp_expect_last(work->parallel->ddp, on);
 }
 
 static void grad_sync(void *context, int64_t chunk) {
     const step_work *work = context;
-    loom__ddp_chunk_complete(work->parallel->ddp, chunk);
+    if (work->parallel->ddp)
+        loom__ddp_chunk_complete(work->parallel->ddp, chunk);
 }
 
 /* ---- the step ---- */
