@@ -79,10 +79,10 @@ struct loom_batches {
     int64_t last_loader, last_batch;
 };
 
-/* LOOM_OK where the module has gradients; else LOOM_ERR_STATE, in which `who` wants them. */
-loom_status loom__parallel_check_gradients(const loom_parallel *parallel, const char *who);
 /* A copy of the filled rows; loom_batch_destroy. */
 loom_status loom__batch_copy(const loom_batch *batch, loom_batch **copy);
+/* LOOM_OK where the module has gradients; else LOOM_ERR_STATE, in which `who` wants them. */
+loom_status loom__parallel_check_gradients(const loom_parallel *parallel, const char *who);
 /* Fills in the sizes of a step that nobody has given, as far as its loader knows them. */
 void loom__infer_sizes(loom_step *step);
 /* Finds the parallel's place in the pipeline and makes its executor. *chunks [chunk_count] are this stage's parts of

@@ -495,7 +495,11 @@ static loom_status trace(loom_rank *rank, void *argument) {
     LOOM_TRY(loom_parallel_trace_begin(run.parallel, job->capacity));
     for (int t = 0; t < 2; t++)
         LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
-    LOOM_TRY(loom_parallel_trace_end(run.parallel, job->folder));
+    loom_status status = loom_parallel_trace_end(run.parallel, job->folder);
+    if (status) {
+        small_destroy(&run);
+        return status;
+    }
     CHECK(loom_parallel_trace_end(run.parallel, ".") == LOOM_ERR_STATE, "a trace ends twice");
     LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
     small_destroy(&run);
@@ -561,6 +565,47 @@ static void a_nan_is_named_by_the_stage_that_makes_it(void **state) {
     must_fail(
         4, poison, NULL, LOOM_ERR_NUMERIC, "rank 1: stage 1, forward of microbatch 0, chunk 0: step 1, microbatch 0: ");
     assert_non_null(strstr(loom_error_message(), "decoder.layers.1"));
+}
+
+/* fp16 ends at 65504. */
+static loom_status send_large(loom_rank *rank, void *argument) {
+    small_run run;
+    double loss;
+    pipe_case c = {.ranks = 2, .pp = 2, .wire = "fp16"};
+    (void)argument;
+    LOOM_TRY(start(rank, &c, &run));
+    loom_parameter *const *parameters;
+    int64_t count;
+    LOOM_TRY(loom_parallel_parameters(run.parallel, &parameters, &count));
+    for (int64_t i = 0; i < count; i++)
+        if (strcmp(parameters[i]->name, "decoder.layers.1.mlp.linear_fc2.bias") == 0)
+            parameters[i]->data[0] = 1e6f;
+    loom_status status = loom_parallel_training_step(run.parallel, run.batches, &loss);
+    small_destroy(&run);
+    return status;
+}
+
+static void activations_too_large_for_their_way_are_named(void **state) {
+    (void)state;
+    must_fail(2, send_large, NULL, LOOM_ERR_NUMERIC,
+        "what came from the stage before is too large for strategy.pipeline_dtype fp16");
+}
+
+static loom_status zero_bubble_chunks(loom_rank *rank, void *argument) {
+    pipe_case c = {.ranks = 2, .pp = 2, .vpp = 2, .schedule = "zero-bubble"};
+    small_run run;
+    (void)argument;
+    c = pipe_filled(&c);
+    loom_status status = pipe_start(rank, &c, &run);
+    CHECK(status == LOOM_ERR_CONFIG && strstr(loom_error_message(), "schedule: found zero-bubble with 2 chunks"),
+        "found %s: %s", loom_status_name(status), loom_error_message());
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void zero_bubble_with_chunks_is_refused_at_setup(void **state) {
+    (void)state;
+    must_run(2, zero_bubble_chunks, NULL);
 }
 
 static loom_status sleep_for_ever(void *context, loom_step *step) {
@@ -666,6 +711,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(chunks_have_the_state_keys_of_the_reference),
         cmocka_unit_test(a_trace_holds_every_computation_of_the_pipeline_or_what_fits),
         cmocka_unit_test(a_nan_is_named_by_the_stage_that_makes_it),
+        cmocka_unit_test(activations_too_large_for_their_way_are_named),
+        cmocka_unit_test(zero_bubble_with_chunks_is_refused_at_setup),
         cmocka_unit_test(a_stage_that_stops_is_named_with_its_microbatch_and_chunk),
         cmocka_unit_test_prestate(a_stage_that_stops_is_named_under_mpi_too, argv[0]),
     };
