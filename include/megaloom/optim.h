@@ -26,6 +26,27 @@ typedef struct loom_optimizer_conditions {
     void *context;
 } loom_optimizer_conditions;
 
+/* The values that step `step` (from 0) of a run of `steps` steps uses. */
+typedef struct loom_lr_values {
+    double lr;
+    double decoupled_lr; /* of word embeddings and head; lr without optim.decoupled_lr */
+    double weight_decay; /* of parameters that decay */
+} loom_lr_values;
+/* Pure. Errors: LOOM_ERR_CONFIG for a schedule that cannot be, as when an optimizer is made. */
+LOOM_API loom_status loom_lr_at(
+    const loom_optimizer_config *config, const loom_lr_config *lr, int64_t steps, int64_t step, loom_lr_values *values);
+
+/* What a scheduler saves; the names are those of Megatron-Core's OptimizerParamScheduler. */
+typedef struct loom_lr_state {
+    int64_t num_steps; /* updates so far; one that was skipped does not count */
+    double max_lr, min_lr;
+    int64_t lr_warmup_steps, lr_decay_steps;
+    char lr_decay_style[48];
+    double start_wd, end_wd;
+    int64_t wd_incr_steps;
+    char wd_incr_style[16];
+} loom_lr_state;
+
 /* What a step did. */
 typedef struct loom_optimizer_outcome {
     bool skipped;      /* the update was left out because of an overflow; never in fp32, where that is an error */

@@ -92,19 +92,16 @@ static const loom__choice samplers[] = {{.name = "single"}, {.name = "cyclic", .
     {.name = "batch", .not_built = "the sampler"}, {.name = "random_batch", .not_built = "the sampler"}};
 
 static const loom__choice optimizers[] = {{.name = "adam"}, {.name = "sgd", .not_built = "the optimizer"}};
-static const char policy[] = "NeMo's learning-rate policies";
 static const loom__choice schedules[] = {{.name = "cosine"}, {.name = "megatron-constant"}, {.name = "megatron-linear"},
     {.name = "megatron-cosine"}, {.name = "megatron-inverse-square-root"}, {.name = "megatron-WSD"},
-    {.name = "CosineAnnealing", .not_built = policy}, {.name = "WarmupAnnealing", .not_built = policy},
-    {.name = "WarmupPolicy", .not_built = policy}, {.name = "WarmupHoldPolicy", .not_built = policy},
-    {.name = "SquareAnnealing", .not_built = policy}, {.name = "SquareRootAnnealing", .not_built = policy},
-    {.name = "NoamAnnealing", .not_built = policy}, {.name = "NoamHoldAnnealing", .not_built = policy},
-    {.name = "InverseSquareRootAnnealing", .not_built = policy},
-    {.name = "T5InverseSquareRootAnnealing", .not_built = policy},
-    {.name = "PolynomialDecayAnnealing", .not_built = policy},
-    {.name = "PolynomialHoldDecayAnnealing", .not_built = policy}};
+    {.name = "CosineAnnealing"}, {.name = "WarmupAnnealing"}, {.name = "WarmupPolicy"}, {.name = "WarmupHoldPolicy"},
+    {.name = "SquareAnnealing"}, {.name = "SquareRootAnnealing"}, {.name = "NoamAnnealing"},
+    {.name = "NoamHoldAnnealing"}, {.name = "InverseSquareRootAnnealing"}, {.name = "T5InverseSquareRootAnnealing"},
+    {.name = "PolynomialDecayAnnealing"}, {.name = "PolynomialHoldDecayAnnealing"}, {.name = "WarmupHoldAnnealLinear"},
+    {.name = "WarmupHoldAnnealOneMinusSquareRoot"}};
 static const loom__choice wsd_styles[] = {
     {.name = "exponential"}, {.name = "linear"}, {.name = "cosine"}, {.name = "minus_sqrt"}};
+static const loom__choice ramps[] = {{.name = "constant"}, {.name = "linear"}, {.name = "cosine"}};
 
 static const char pipeline[] = "pipeline parallelism", context[] = "context parallelism",
                   experts[] = "mixture of experts", mixed[] = "mixed precision",
@@ -380,13 +377,33 @@ const loom__field loom__fields[] = {
     EXPAND(REAL, OPTIM(lr), "1.0e-3", ABOVE(0), DOC("highest learning rate")),
     EXPAND(REAL, OPTIM(min_lr), "0.0", FROM(0), DOC("lowest learning rate of a decay")),
     EXPAND(CHOICE, LR(schedule), "cosine", schedules,
-        DOC("cosine; megatron-{constant,linear,cosine,inverse-square-root,WSD}, whose first step has init_lr")),
+        DOC("cosine; megatron-{constant,linear,cosine,inverse-square-root,WSD}, whose first step has init_lr; NeMo's "
+            "policies by their names")),
     EXPAND(INT, LR(warmup_steps), "0", DOC("steps of linear warm-up")),
     EXPAND(REAL, LR(init_lr), "0.0", FROM(0), DOC("where Megatron's warm-up starts")),
     EXPAND(INT, LR(lr_decay_steps), "null", NULLABLE, FROM(1), DOC("of Megatron's schedules; null: steps")),
     EXPAND(CHOICE, LR(lr_wsd_decay_style), "exponential", wsd_styles, DOC("how megatron-WSD ends")),
     EXPAND(INT, LR(wsd_decay_steps), "null", NULLABLE, FROM(1), DOC("length of that end")),
+    EXPAND(INT, LR(max_steps), "null", NULLABLE, FROM(1), DOC("of NeMo's policies; null: steps")),
+    EXPAND(REAL, LR(warmup_ratio), "0.0", FROM(0), .high = 1, DOC("policies: warm-up as a share of max_steps")),
+    EXPAND(INT, LR(hold_steps), "null", NULLABLE, FROM(1), DOC("policies with Hold: steps at lr after the warm-up")),
+    EXPAND(REAL, LR(hold_ratio), "0.0", FROM(0), .high = 1, DOC("the same as a share of max_steps")),
+    EXPAND(INT, LR(constant_steps), "null", NULLABLE, FROM(1),
+        DOC("CosineAnnealing: steps at min_lr at the end; T5InverseSquareRootAnnealing: constant steps at the start")),
+    EXPAND(REAL, LR(constant_ratio), "0.0", FROM(0), .high = 1, DOC("the same as a share of max_steps")),
+    EXPAND(REAL, LR(power), "1.0", ABOVE(0), DOC("of Polynomial…Annealing")),
+    EXPAND(BOOL, LR(cycle), "false", DOC("of Polynomial…Annealing: the rate rises again at the end")),
+    EXPAND(REAL, LR(decay_rate), "0.5", ABOVE(0), DOC("of NoamHoldAnnealing")),
+    EXPAND(INT, LR(d_model), "null", NULLABLE, FROM(1), DOC("width of NoamAnnealing, which needs it")),
     EXPAND(REAL, OPTIM(weight_decay), "0.01", FROM(0), DOC("of tensors of two or more dimensions")),
+    EXPAND(CHOICE, LR(weight_decay_incr_style), "constant", ramps, DOC("how weight decay grows over the run")),
+    EXPAND(REAL, LR(start_weight_decay), "0.0", FROM(0), DOC("where linear and cosine start")),
+    EXPAND(REAL, LR(end_weight_decay), "null", NULLABLE, FROM(0), DOC("where they end; null: weight_decay")),
+    EXPAND(INT, LR(wd_incr_steps), "null", NULLABLE, FROM(1), DOC("how long they take; null: steps")),
+    EXPAND(BOOL, LR(override_opt_param_scheduler), "false",
+        DOC("a schedule that is loaded gives the step alone, the values stay those of this file")),
+    EXPAND(BOOL, LR(use_checkpoint_opt_param_scheduler), "false",
+        DOC("a schedule that is loaded gives all values; neither of the two: they must agree")),
     EXPAND(REAL, OPTIM(adam_beta1), "0.9", FROM(0), .high = 0.99999999, DOC("decay of the first moment")),
     EXPAND(REAL, OPTIM(adam_beta2), "0.999", FROM(0), .high = 0.99999999, DOC("decay of the second moment")),
     EXPAND(REAL, OPTIM(adam_eps), "1.0e-8", ABOVE(0), SINGLE, DOC("added to the root of the second moment")),

@@ -16,7 +16,6 @@ struct loom_optimizer {
     loom__ddp *ddp;
     loom_comm *model_parallel;
     loom_optimizer_config config;
-    char style[32], wsd_style[32]; /* the schedule's strings, which the caller may free */
     loom__schedule schedule;
     loom__schedule_group base;
     loom__schedule_group *groups; /* [places] */
@@ -83,14 +82,6 @@ static loom_status place_parameter(
     return LOOM_OK;
 }
 
-/* Copies a name that the schedule has been checked to know, so that it fits. */
-static const char *keep_name(char *kept, size_t bytes, const char *name) {
-    if (!name)
-        return NULL;
-    strncpy(kept, name, bytes - 1);
-    return kept;
-}
-
 loom_status loom__optimizer_create(loom_rank *rank, const loom_optimizer_config *config, const loom_lr_config *lr,
     loom__ddp *ddp, const loom__optimizer_options *options, loom_optimizer **out) {
     loom__schedule schedule;
@@ -112,8 +103,6 @@ loom_status loom__optimizer_create(loom_rank *rank, const loom_optimizer_config 
         .base = base,
         .token_factor = 1.0};
     optimizer->config.optimizer = NULL;
-    optimizer->schedule.style = keep_name(optimizer->style, sizeof optimizer->style, schedule.style);
-    optimizer->schedule.wsd_style = keep_name(optimizer->wsd_style, sizeof optimizer->wsd_style, schedule.wsd_style);
     size_t entries = (size_t)view->place_count + 1; /* never 0 bytes */
     optimizer->groups = calloc(entries, sizeof *optimizer->groups);
     optimizer->counted = calloc(entries, sizeof *optimizer->counted);

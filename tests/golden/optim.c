@@ -9,6 +9,7 @@
 
 #include "optim/norm.h"
 #include "optim/optim.h"
+#include "optim/scaler.h"
 #include "optim/schedule.h"
 #include "parallel/ddp_parameters.h"
 #include "support/golden.h"
@@ -92,6 +93,90 @@ static bool check_schedule(const json_t *item, const char *id) {
 static void schedules_equal_megatrons(void **state) {
     (void)state;
     each_case("optim/megatron_lr.json", check_schedule);
+}
+
+/* A policy through the door of a run. Where the reference crashes on what is legal, the numbers before the crash hold,
+ * and at it there is a finite rate. */
+static bool check_policy(const json_t *item, const char *id) {
+    const json_t *options = json_object_get(item, "options"), *rates = json_object_get(item, "lr_at"), *rate;
+    const char *policy = golden_string(item, "policy", "?");
+    double own_minimum = strcmp(policy, "SquareAnnealing") == 0 ? 1e-5 : 0; /* its default in the reference */
+    const loom_optimizer_config config = {
+        .lr = golden_number(item, "lr", 0), .min_lr = golden_number(options, "min_lr", own_minimum)};
+    const loom_lr_config lr = {
+        .schedule = policy,
+        .max_steps = golden_int(options, "max_steps", 0),
+        .warmup_steps = golden_int(options, "warmup_steps", 0),
+        .warmup_ratio = golden_number(options, "warmup_ratio", 0),
+        .hold_steps = golden_int(options, "hold_steps", 0),
+        .hold_ratio = golden_number(options, "hold_ratio", 0),
+        .constant_steps = golden_int(options, "constant_steps", 0),
+        .constant_ratio = golden_number(options, "constant_ratio", 0),
+        .power = golden_number(options, "power", 1),
+        .cycle = json_is_true(json_object_get(options, "cycle")),
+        .decay_rate = golden_number(options, "decay_rate", 0.5),
+        .d_model = golden_int(options, "d_model", 0),
+    };
+    const int64_t without_end = (int64_t)1 << 40;
+    bool refuses = golden_int(item, "error", 0) && !golden_int(item, "reference_crashes", 0);
+    loom_lr_values values = {0};
+    size_t k;
+    bool refused = loom_lr_at(&config, &lr, without_end, 0, &values) != LOOM_OK;
+    if (refused != refuses)
+        fail_msg("%s: %s", id, refused ? loom_error_message() : "accepted, the reference refuses it");
+    if (refuses)
+        return true;
+    json_array_foreach(rates, k, rate) {
+        if (loom_lr_at(&config, &lr, without_end, (int64_t)k, &values))
+            fail_msg("%s after %zu steps: %s", id, k, loom_error_message());
+        if (!near(values.lr, number(rate), 1e-12, 1e-17))
+            fail_msg("%s after %zu steps: %.17g, expected %.17g", id, k, values.lr, number(rate));
+    }
+    for (int64_t step = golden_int(item, "error_at", -1); step >= 0 && step < 40; step++)
+        if (loom_lr_at(&config, &lr, without_end, step, &values) || !isfinite(values.lr) || values.lr < 0)
+            fail_msg("%s after %lld steps: %.17g", id, (long long)step, values.lr);
+    return true;
+}
+
+static void policies_equal_nemos(void **state) {
+    (void)state;
+    each_case("optim/nemo_lr.json", check_policy);
+}
+
+static bool check_scaler(const json_t *item, const char *id) {
+    const loom__scaler_options options = {.dynamic = true,
+        .initial_scale = golden_number(item, "initial_scale", 0),
+        .min_scale = golden_number(item, "min_scale", 0),
+        .growth_factor = golden_number(item, "growth_factor", 0),
+        .backoff_factor = golden_number(item, "backoff_factor", 0),
+        .growth_interval = golden_int(item, "growth_interval", 0),
+        .hysteresis = golden_int(item, "hysteresis", 0)};
+    const char *bits = golden_string(item, "found_inf", "");
+    const json_t *rows = json_object_get(item, "rows"), *row;
+    loom__scaler scaler;
+    size_t t;
+    bool refused = loom__scaler_make(&options, &scaler) != LOOM_OK;
+    if (refused != (golden_int(item, "error", 0) != 0))
+        fail_msg("%s: %s", id, refused ? loom_error_message() : "accepted, the reference refuses it");
+    json_array_foreach(rows, t, row) {
+        float scale = (float)number(json_array_get(row, 0)), before = scaler.scale;
+        bool stuck = loom__scaler_update(&scaler, bits[t] == '1');
+        bool same = scaler.scale == scale && scaler.growth_tracker == json_integer_value(json_array_get(row, 2)) &&
+                    scaler.hysteresis_tracker == json_integer_value(json_array_get(row, 3)) &&
+                    near((double)(1.0f / scaler.scale), number(json_array_get(row, 1)), 1e-8, 0);
+        if (!same)
+            fail_msg("%s update %zu: scale %.9g, trackers %lld and %lld", id, t, (double)scaler.scale,
+                (long long)scaler.growth_tracker, (long long)scaler.hysteresis_tracker);
+        bool at_floor = bits[t] == '1' && scaler.hysteresis_tracker <= 0 && before <= (float)options.min_scale;
+        if (stuck != at_floor)
+            fail_msg("%s update %zu: scale %.9g, the floor is %s", id, t, (double)before, stuck ? "said" : "not said");
+    }
+    return true;
+}
+
+static void loss_scales_equal_megatrons(void **state) {
+    (void)state;
+    each_case("optim/loss_scale.json", check_scaler);
 }
 
 static void run_cosine_equals_the_training_runs(void **state) {
@@ -302,6 +387,8 @@ static void norm_and_clipping_equal_megatrons(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(schedules_equal_megatrons),
+        cmocka_unit_test(policies_equal_nemos),
+        cmocka_unit_test(loss_scales_equal_megatrons),
         cmocka_unit_test(run_cosine_equals_the_training_runs),
         cmocka_unit_test(adamw_equals_pytorchs),
         cmocka_unit_test(norm_and_clipping_equal_megatrons),

@@ -188,7 +188,11 @@ TEST(an_unknown_name_offers_the_nearest) {
     (void)state;
     expect_file("optim: {schedule: consine}\n", LOOM_ERR_CONFIG,
         "run.yaml:1:19: optim.schedule: found \"consine\", expected one of cosine, megatron-constant, megatron-linear, "
-        "megatron-cosine, megatron-inverse-square-root, megatron-WSD; did you mean cosine?");
+        "megatron-cosine, megatron-inverse-square-root, megatron-WSD, CosineAnnealing, WarmupAnnealing, WarmupPolicy, "
+        "WarmupHoldPolicy, SquareAnnealing, SquareRootAnnealing, NoamAnnealing, NoamHoldAnnealing, "
+        "InverseSquareRootAnnealing, T5InverseSquareRootAnnealing, PolynomialDecayAnnealing, "
+        "PolynomialHoldDecayAnnealing, WarmupHoldAnnealLinear, WarmupHoldAnnealOneMinusSquareRoot; did you mean "
+        "cosine?");
 }
 
 TEST(an_unknown_ddp_says_what_is_accepted) {
