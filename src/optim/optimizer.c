@@ -167,7 +167,7 @@ static loom_status update_place(loom_optimizer *optimizer, int64_t place, loom_a
         &optimizer->schedule, &optimizer->groups[place], optimizer->steps_done, &adamw->weight_decay));
     loom_rank_kernels(optimizer->rank)
         ->adamw(loom_rank_team(optimizer->rank), at->count, adamw, view->grad + at->start, view->data + at->start,
-            optimizer->m + at->start, optimizer->v + at->start);
+            optimizer->m + at->start, optimizer->v + at->start, NULL);
     return LOOM_OK;
 }
 
