@@ -127,13 +127,22 @@ LOOM_API loom_status loom_megatron_strategy_config_check(const loom_megatron_str
 
 /* Megatron-Core's OptimizerConfig. */
 typedef struct loom_optimizer_config {
-    const char *optimizer; /* "adam": AdamW */
+    const char *optimizer; /* "adam" or "sgd" */
     double lr;             /* must be set: loom_optimizer_config_default() leaves it 0 */
     double min_lr;
-    double weight_decay; /* of tensors of two or more dimensions */
+    double weight_decay;         /* of tensors of two or more dimensions */
+    bool decoupled_weight_decay; /* Adam takes it off the weight (AdamW); false: it adds it to the gradient, as sgd does
+                                  */
     double adam_beta1, adam_beta2, adam_eps;
+    bool amsgrad;              /* of Adam: divide by the largest second moment so far */
+    const char *exp_avg_dtype; /* of Adam's first moment: "fp32" or "bf16" */
+    const char *exp_avg_sq_dtype;
     double sgd_momentum;
-    double clip_grad; /* global l2 norm; 0 = no clipping */
+    double sgd_dampening;
+    bool maximize;              /* step up the gradient */
+    double clip_grad;           /* global norm; 0 = no clipping */
+    const char *clip_norm_type; /* "1", "2", "inf" */
+    /* Of word embeddings and head; 0 = lr, and min_lr. */
     double decoupled_lr, decoupled_min_lr;
     bool log_num_zeros_in_grad;
 } loom_optimizer_config;

@@ -131,10 +131,34 @@ static void check_schedule(const loom_lr_config *lr, int64_t steps, loom__faults
             lr->wsd_decay_steps, decay);
 }
 
-static void check_rates(const loom_optimizer_config *optim, loom__faults *faults) {
+static void check_optimizer(const loom_optimizer_config *optim, loom__faults *faults) {
+    double decoupled_min = optim->decoupled_min_lr > 0 ? optim->decoupled_min_lr : optim->min_lr;
+    bool sgd = optim->optimizer && strcmp(optim->optimizer, "sgd") == 0;
+    const struct {
+        bool set, used;
+        const char *field, *by;
+    } fields[] = {
+        {!optim->decoupled_weight_decay, !sgd, "decoupled_weight_decay", "adam"},
+        {optim->amsgrad, !sgd, "amsgrad", "adam"},
+        {optim->exp_avg_dtype && strcmp(optim->exp_avg_dtype, "fp32") != 0, !sgd, "exp_avg_dtype", "adam"},
+        {optim->exp_avg_sq_dtype && strcmp(optim->exp_avg_sq_dtype, "fp32") != 0, !sgd, "exp_avg_sq_dtype", "adam"},
+        {optim->sgd_momentum < 0.9 || optim->sgd_momentum > 0.9, sgd, "sgd_momentum", "sgd"},
+        {optim->sgd_dampening > 0, sgd, "sgd_dampening", "sgd"},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].set && !fields[i].used)
+            loom__faults_add(
+                faults, LOOM_ERR_CONFIG, "optim.%s: only optim.optimizer %s uses it", fields[i].field, fields[i].by);
     if (optim->min_lr > optim->lr)
         loom__faults_add(
             faults, LOOM_ERR_CONFIG, "optim.min_lr: found %g, expected at most optim.lr, %g", optim->min_lr, optim->lr);
+    if (optim->decoupled_min_lr > 0 && !(optim->decoupled_lr > 0))
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "optim.decoupled_min_lr: only with optim.decoupled_lr it is used");
+    else if (optim->decoupled_lr > 0 && decoupled_min > optim->decoupled_lr)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "optim.decoupled_lr: found %g, expected at least its lowest value, %g (optim.decoupled_min_lr, or "
+            "optim.min_lr)",
+            optim->decoupled_lr, decoupled_min);
 }
 
 loom_status loom_optimizer_config_check(const loom_optimizer_config *config) {
@@ -143,7 +167,7 @@ loom_status loom_optimizer_config_check(const loom_optimizer_config *config) {
     loom_run_config run = loom_run_config_default();
     run.optim = *config;
     loom__fields_check(&run, "optim.", &faults);
-    check_rates(config, &faults);
+    check_optimizer(config, &faults);
     return loom__faults_end(&faults);
 }
 
@@ -290,7 +314,7 @@ loom_status loom_run_config_check(const loom_run_config *config, int64_t world_s
         check_strategy(&config->strategy, &faults);
         check_model(config, &faults);
         check_data(config, &faults);
-        check_rates(&config->optim, &faults);
+        check_optimizer(&config->optim, &faults);
         check_schedule(&config->lr, config->steps, &faults);
         if (world_size > 0)
             check_batch(&config->data, check_layout(config, world_size, &faults), &faults);

@@ -91,7 +91,9 @@ static const loom__choice data_kinds[] = {
 static const loom__choice samplers[] = {{.name = "single"}, {.name = "cyclic", .not_built = "the sampler"},
     {.name = "batch", .not_built = "the sampler"}, {.name = "random_batch", .not_built = "the sampler"}};
 
-static const loom__choice optimizers[] = {{.name = "adam"}, {.name = "sgd", .not_built = "the optimizer"}};
+static const loom__choice optimizers[] = {{.name = "adam"}, {.name = "sgd"}};
+static const loom__choice moments[] = {{.name = "fp32"}, {.name = "bf16"}};
+static const loom__choice norms[] = {{.name = "2"}, {.name = "1"}, {.name = "inf"}};
 static const loom__choice schedules[] = {{.name = "cosine"}, {.name = "megatron-constant"}, {.name = "megatron-linear"},
     {.name = "megatron-cosine"}, {.name = "megatron-inverse-square-root"}, {.name = "megatron-WSD"},
     {.name = "CosineAnnealing"}, {.name = "WarmupAnnealing"}, {.name = "WarmupPolicy"}, {.name = "WarmupHoldPolicy"},
@@ -373,7 +375,7 @@ const loom__field loom__fields[] = {
     EXPAND(INTS, DATA(rampup_batch_size), 3, NONE_YET("batch-size ramp-up"), DOC("[start, increment, samples]")),
     EXPAND(CHOICE, DATA(dataloader_type), "single", samplers, DOC("order of samples")),
 
-    EXPAND(CHOICE, OPTIM(optimizer), "adam", optimizers, DOC("adam (with decoupled weight decay), sgd")),
+    EXPAND(CHOICE, OPTIM(optimizer), "adam", optimizers, DOC("adam, sgd")),
     EXPAND(REAL, OPTIM(lr), "1.0e-3", ABOVE(0), DOC("highest learning rate")),
     EXPAND(REAL, OPTIM(min_lr), "0.0", FROM(0), DOC("lowest learning rate of a decay")),
     EXPAND(CHOICE, LR(schedule), "cosine", schedules,
@@ -404,18 +406,23 @@ const loom__field loom__fields[] = {
         DOC("a schedule that is loaded gives the step alone, the values stay those of this file")),
     EXPAND(BOOL, LR(use_checkpoint_opt_param_scheduler), "false",
         DOC("a schedule that is loaded gives all values; neither of the two: they must agree")),
+    EXPAND(BOOL, OPTIM(decoupled_weight_decay), "true",
+        DOC("adam takes the decay off the weight (AdamW); false: adds it to the gradient")),
     EXPAND(REAL, OPTIM(adam_beta1), "0.9", FROM(0), .high = 0.99999999, DOC("decay of the first moment")),
     EXPAND(REAL, OPTIM(adam_beta2), "0.999", FROM(0), .high = 0.99999999, DOC("decay of the second moment")),
     EXPAND(REAL, OPTIM(adam_eps), "1.0e-8", ABOVE(0), SINGLE, DOC("added to the root of the second moment")),
-    EXPAND(REAL, OPTIM(sgd_momentum), "0.9", FROM(0), .high = 0.99999999, NONE_YET("optimizer sgd"),
-        DOC("of optimizer sgd")),
+    EXPAND(BOOL, OPTIM(amsgrad), "false", DOC("adam divides by the largest second moment so far")),
+    EXPAND(CHOICE, OPTIM(exp_avg_dtype), "fp32", moments, DOC("of adam's first moment in memory: fp32, bf16")),
+    EXPAND(CHOICE, OPTIM(exp_avg_sq_dtype), "fp32", moments, DOC("of adam's second moment in memory: fp32, bf16")),
+    EXPAND(REAL, OPTIM(sgd_momentum), "0.9", FROM(0), .high = 0.99999999, DOC("of optimizer sgd; 0: none")),
+    EXPAND(REAL, OPTIM(sgd_dampening), "0.0", FROM(0), .high = 1, DOC("of that momentum")),
+    EXPAND(BOOL, OPTIM(maximize), "false", DOC("step up the gradient")),
     EXPAND(REAL, OPTIM(clip_grad), "1.0", FROM(0), DOC("global norm that gradients are clipped to; 0: not clipped")),
-    EXPAND(REAL, OPTIM(decoupled_lr), "null", NULLABLE, ABOVE(0), NONE_YET("a rate of its own for embeddings"),
-        DOC("learning rate of embedding and head")),
-    EXPAND(REAL, OPTIM(decoupled_min_lr), "null", NULLABLE, FROM(0), NONE_YET("a rate of its own for embeddings"),
-        DOC("its lowest value")),
-    EXPAND(BOOL, OPTIM(log_num_zeros_in_grad), "false", NONE_YET("counting zeros"),
-        DOC("zeros in the gradient as a metric")),
+    EXPAND(CHOICE, OPTIM(clip_norm_type), "2", norms, DOC("that norm: 2, 1, inf")),
+    EXPAND(REAL, OPTIM(decoupled_lr), "null", NULLABLE, ABOVE(0),
+        DOC("learning rate of word embeddings and head; null: lr")),
+    EXPAND(REAL, OPTIM(decoupled_min_lr), "null", NULLABLE, ABOVE(0), DOC("its lowest value; null: min_lr")),
+    EXPAND(BOOL, OPTIM(log_num_zeros_in_grad), "false", DOC("zeros in the gradient as a metric")),
 
     INT("validation.every", validation.every, "0", DOC("steps between validations; 0: none")),
     INT("validation.batches", validation.batches, "8", FROM(1), DOC("global batches a validation")),

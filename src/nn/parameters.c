@@ -26,6 +26,7 @@ loom_status loom__parameter_set_create(
         parameter->sequence_partial = descriptor->sequence_partial && sequence_parallel;
         parameter->tensor_partial = descriptor->tensor_partial && tp > 1;
         parameter->decay = descriptor->decay;
+        parameter->embedding_or_output = descriptor->embedding_or_output;
         parameter->descriptor = descriptor;
         parameter->index = i;
         parameter->owned = loom__parameter_owned_count(spec, descriptor, tp, tp_rank);

@@ -32,7 +32,8 @@ typedef struct loom__parameter_descriptor {
     bool sequence_partial; /* with sequence parallelism its gradient is partial on each tp rank and must be summed over
                               tp */
     bool tensor_partial;   /* so it is on more than one tp rank under any layout: each sees its own heads alone */
-    int64_t layer;         /* global layer, −1 outside the layers */
+    bool embedding_or_output; /* word embeddings and head, which may have a learning rate of their own */
+    int64_t layer;            /* global layer, −1 outside the layers */
     int tie_group; /* parameters with the same number > 0 share one value (only the first is materialised here) */
 } loom__parameter_descriptor;
 

@@ -331,8 +331,6 @@ TEST(what_is_not_built_is_refused_by_name) {
         "mistral, qwen2, qwen3, gemma");
     expect_file("checkpoint: {every: 5}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:21: not supported yet: checkpoint.every=5 (saving checkpoints); only 0 works");
-    expect_file("optim: {optimizer: sgd}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:20: not supported yet: optim.optimizer=sgd (the optimizer); what works: adam");
     expect_file("strategy: {start_method: fork}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:26: not supported yet: strategy.start_method=fork (the launcher); what works: popen");
 }

@@ -380,6 +380,13 @@ TEST(schedule_fields_are_checked_together) {
     check_gives(resumed, 2, 1, LOOM_ERR_CONFIG,
         "optim.override_opt_param_scheduler: found true together with optim.use_checkpoint_opt_param_scheduler, "
         "expected one of them at most");
+    const char *const other[] = {"optim.optimizer=sgd", "optim.amsgrad=true", "optim.exp_avg_dtype=bf16"};
+    check_gives(other, 3, 1, LOOM_ERR_CONFIG,
+        "optim.amsgrad: only optim.optimizer adam uses it\noptim.exp_avg_dtype: only optim.optimizer adam uses it");
+    const char *const momentum[] = {"optim.sgd_momentum=0.5", "optim.decoupled_min_lr=1e-5"};
+    check_gives(momentum, 2, 1, LOOM_ERR_CONFIG,
+        "optim.sgd_momentum: only optim.optimizer sgd uses it\n"
+        "optim.decoupled_min_lr: only with optim.decoupled_lr it is used");
     const char *const above[] = {"optim.min_lr=1"};
     check_gives(above, 1, 1, LOOM_ERR_CONFIG, "optim.min_lr: found 1, expected at most optim.lr, 0.001");
 }

@@ -15,12 +15,8 @@ static void moments_round_to_the_nearest_and_ties_to_even(void **state) {
     const float d_w[] = {1.0f, 0x1.008p0f, 0x1.01p0f, 0x1.03p0f, 0x1.010002p0f, -0x1.01p0f, 0x1.fffffep127f, 0.0f, NAN};
     const float rounded[] = {1.0f, 1.0f, 1.0f, 0x1.04p0f, 0x1.02p0f, -1.0f, INFINITY, 0.0f, NAN};
     enum { CASES = sizeof d_w / sizeof *d_w };
-    const loom_adamw adamw = {.beta2 = 0.5,
-        .eps = 1,
-        .bias_correction1 = 1,
-        .bias_correction2 = 1,
-        .grad_scale = 1,
-        .bf16_m = true};
+    const loom_adamw adamw = {
+        .beta2 = 0.5, .eps = 1, .bias_correction1 = 1, .bias_correction2 = 1, .grad_scale = 1, .bf16_m = true};
     for (int t = 0; t < TABLES; t++) {
         const loom_kernels *table = loom_kernels_find(table_names[t]);
         float w[CASES] = {0}, v[CASES] = {0};
