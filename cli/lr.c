@@ -15,11 +15,12 @@
 #include <unistd.h>
 
 enum { STEPS_MAX = 10000000, HEIGHT = 12, WIDEST = 100, MARGIN = 13 };
+enum { LR, EMBEDDINGS, DECAY, CURVES };
 
 typedef struct plan {
     const loom_run_config *config;
     int64_t run_steps, count; /* where the schedule ends; how many steps are shown */
-    loom_lr_values *values;   /* [count] */
+    double *curves[CURVES];   /* [count] each, in one piece of memory */
     bool decoupled, ramp;     /* embeddings have a rate of their own; weight decay changes */
 } plan;
 
@@ -33,15 +34,21 @@ static loom_status make_plan(const loom_run_config *config, int64_t wanted, plan
             made.count, STEPS_MAX);
     LOOM_TRY(loom_optimizer_config_check(&config->optim));
     LOOM_TRY(loom_lr_config_check(&config->lr));
-    made.values = calloc((size_t)made.count, sizeof *made.values);
-    if (!made.values)
+    made.curves[0] = calloc((size_t)made.count, CURVES * sizeof(double));
+    if (!made.curves[0])
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %" PRId64 " steps", made.count);
+    for (int i = 1; i < CURVES; i++)
+        made.curves[i] = made.curves[i - 1] + made.count;
     for (int64_t step = 0; step < made.count; step++) {
-        loom_status status = loom_lr_at(&config->optim, &config->lr, made.run_steps, step, &made.values[step]);
+        loom_lr_values at;
+        loom_status status = loom_lr_at(&config->optim, &config->lr, made.run_steps, step, &at);
         if (status) {
-            free(made.values);
+            free(made.curves[0]);
             return status;
         }
+        made.curves[LR][step] = at.lr;
+        made.curves[EMBEDDINGS][step] = at.decoupled_lr;
+        made.curves[DECAY][step] = at.weight_decay;
     }
     made.decoupled = config->optim.decoupled_lr > 0;
     made.ramp = config->lr.weight_decay_incr_style && strcmp(config->lr.weight_decay_incr_style, "constant") != 0;
@@ -68,12 +75,11 @@ static void draw_column(canvas *on, int x, int from, int to) {
         on->dots[(size_t)y * (size_t)dots_wide(on) + (size_t)x] = 1;
 }
 
-static void draw_curve(canvas *on, const plan *of, size_t member, double top) {
+static void draw_curve(canvas *on, const double *curve, int64_t count, double top) {
     int wide = dots_wide(on), tall = on->height * on->dots_up, before = -1;
     for (int x = 0; x < wide; x++) {
-        int64_t step = wide > 1 ? (int64_t)((double)x * (double)(of->count - 1) / (wide - 1) + 0.5) : 0;
-        double value = *(const double *)((const char *)&of->values[step] + member);
-        int y = top > 0 ? (int)(value / top * (tall - 1) + 0.5) : 0;
+        int64_t step = wide > 1 ? (int64_t)((double)x * (double)(count - 1) / (wide - 1) + 0.5) : 0;
+        int y = top > 0 ? (int)(curve[step] / top * (tall - 1) + 0.5) : 0;
         draw_column(on, x, before < 0 ? y : before, y);
         before = y;
     }
@@ -113,7 +119,8 @@ static void print_canvas(const canvas *on, const char *title, double top, int64_
     printf("\n%10s  1%*" PRId64 "\n", "step", on->width - 1, last);
 }
 
-static loom_status draw(const plan *of, const char *title, const size_t *members, int count) {
+/* The curves from first to last in one drawing. */
+static loom_status draw(const plan *of, const char *title, int first, int last) {
     struct winsize size;
     bool terminal = isatty(STDOUT_FILENO);
     bool fine = terminal && strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
@@ -124,32 +131,27 @@ static loom_status draw(const plan *of, const char *title, const size_t *members
     on.dots = calloc((size_t)(dots_wide(&on) * on.height * on.dots_up), 1);
     if (!on.dots)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a drawing");
-    for (int i = 0; i < count; i++)
-        for (int64_t step = 0; step < of->count; step++) {
-            double value = *(const double *)((const char *)&of->values[step] + members[i]);
-            top = value > top ? value : top;
-        }
-    for (int i = 0; i < count; i++)
-        draw_curve(&on, of, members[i], top);
+    for (int i = first; i <= last; i++)
+        for (int64_t step = 0; step < of->count; step++)
+            top = of->curves[i][step] > top ? of->curves[i][step] : top;
+    for (int i = first; i <= last; i++)
+        draw_curve(&on, of->curves[i], of->count, top);
     print_canvas(&on, title, top, of->count);
     free(on.dots);
     return LOOM_OK;
 }
 
 static loom_status print_text(const plan *of) {
-    const size_t rates[] = {offsetof(loom_lr_values, lr), offsetof(loom_lr_values, decoupled_lr)},
-                 decay = offsetof(loom_lr_values, weight_decay);
     printf("%8s  %12s%s  %12s\n", "step", "lr", of->decoupled ? "   embeddings" : "", "weight_decay");
     for (int64_t step = 0; step < of->count; step++) {
-        const loom_lr_values *at = &of->values[step];
-        printf("%8" PRId64 "  %12.6g", step + 1, at->lr);
+        printf("%8" PRId64 "  %12.6g", step + 1, of->curves[LR][step]);
         if (of->decoupled)
-            printf(" %12.6g", at->decoupled_lr);
-        printf("  %12.6g\n", at->weight_decay);
+            printf(" %12.6g", of->curves[EMBEDDINGS][step]);
+        printf("  %12.6g\n", of->curves[DECAY][step]);
     }
-    LOOM_TRY(draw(
-        of, of->decoupled ? "learning rate, and that of embeddings" : "learning rate", rates, of->decoupled ? 2 : 1));
-    return of->ramp ? draw(of, "weight decay", &decay, 1) : LOOM_OK;
+    const char *title = of->decoupled ? "learning rate, and that of embeddings" : "learning rate";
+    LOOM_TRY(draw(of, title, LR, of->decoupled ? EMBEDDINGS : LR));
+    return of->ramp ? draw(of, "weight decay", DECAY, DECAY) : LOOM_OK;
 }
 
 /* ---- JSON ---- */
@@ -167,11 +169,11 @@ static json_t *groups_json(const plan *of) {
 static loom_status print_json(const plan *of) {
     json_t *rows = json_array();
     for (int64_t step = 0; step < of->count; step++) {
-        const loom_lr_values *at = &of->values[step];
-        json_t *row = json_pack("[I, f, f, f, f]", (json_int_t)step, at->lr, at->weight_decay, at->lr, 0.0);
+        double lr = of->curves[LR][step], decay = of->curves[DECAY][step];
+        json_t *row = json_pack("[I, f, f, f, f]", (json_int_t)step, lr, decay, lr, 0.0);
         if (of->decoupled) {
-            json_array_append_new(row, json_real(at->decoupled_lr));
-            json_array_append_new(row, json_real(at->weight_decay));
+            json_array_append_new(row, json_real(of->curves[EMBEDDINGS][step]));
+            json_array_append_new(row, json_real(decay));
         }
         json_array_append_new(rows, row);
     }
@@ -225,7 +227,7 @@ static loom_status show(const arguments *given) {
     loom_status status = make_plan(config, given->steps, &of);
     if (!status) {
         status = given->json ? print_json(&of) : print_text(&of);
-        free(of.values);
+        free(of.curves[0]);
     }
     loom_run_config_destroy(config);
     if (!status && (fflush(stdout) != 0 || ferror(stdout)))
