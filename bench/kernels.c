@@ -133,7 +133,7 @@ static void memory_bound(bench *x) {
     MEASURE(x, "adamw", 28.0 * (double)weights, "GB/s",
         k->adamw(x->team, weights, &x->adamw, a[0], a[1], a[2], a[3], NULL));
     loom_exact_sum sum = {0};
-    MEASURE(x, "exact_sum", 4.0 * (double)weights, "GB/s", k->exact_sum(x->team, 2, weights, a[0], &sum));
+    MEASURE(x, "exact_sum", 4.0 * (double)weights, "GB/s", k->exact_sum(x->team, 2, weights, a[6], &sum));
     MEASURE(x, "has_nonfinite", 4.0 * (double)weights, "GB/s", (void)k->has_nonfinite(x->team, weights, a[6]));
 }
 

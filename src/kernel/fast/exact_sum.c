@@ -1,9 +1,9 @@
 /* Exact sums, a block at a time, in double. A constant that is added to a term and taken off again leaves of it the
  * multiple of a grid, and the rest is exact as well: with the grid put where the block's largest number says, both
- * halves add up without rounding. Numbers that are too small for the grid go one by one. Invariant: in units of its
- * last place no lane's sum exceeds 2^53. A lane gets 2^9 terms below 2^(power (e-126)), e being the largest exponent,
- * so the grid is 2^(power (e-126) - 43); the rests, each at most half of it, are multiples of 2^(power (e-RANGE-150)).
- */
+ * halves add up without rounding. Numbers that are too small for the grid come in another round. Invariant: in units of
+ * its last place no lane's sum exceeds 2^53. A lane gets 2^9 terms below 2^p(e-126), e being the largest exponent
+ * and p the power, so the grid is 2^(p(e-126)-43); the rests, each at most half of it, are multiples of
+ * 2^p(e-RANGE-150). */
 #include "kernel/exact_sum.h"
 #include "kernel/fast/work.h"
 #include <math.h>
@@ -78,47 +78,54 @@ INLINE void add_vectors(int power, int largest, const float *x, int64_t count, l
     add_lanes(power, second.rest, sum);
 }
 
-/* Adds what is too small one by one and leaves zeros in its place. */
-static void add_small(int power, uint32_t end, float *x, int64_t count, loom_exact_sum *sum) {
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, &x[i], sizeof bits);
-        bits &= 0x7fffffffu;
-        if (bits != 0 && bits < end) {
-            loom__exact_sum_element(power, x[i], sum);
-            x[i] = 0;
-        }
+/* Parts the numbers of x by size: below `end` they go to rest, else to kept, each with zeros in place of the others. */
+static void part(const float *x, int64_t count, uint32_t end, float *kept, float *rest) {
+    __m256i size = _mm256_set1_epi32(0x7fffffff), last = _mm256_set1_epi32((int)(end - 1));
+    for (int64_t i = 0; i < count; i += WIDE) {
+        __m256i both = _mm256_loadu_si256((const __m256i_u *)(x + i));
+        __m256i large = _mm256_cmpgt_epi32(_mm256_and_si256(both, size), last);
+        _mm256_storeu_si256((__m256i_u *)(kept + i), _mm256_and_si256(both, large));
+        _mm256_storeu_si256((__m256i_u *)(rest + i), _mm256_andnot_si256(large, both));
     }
 }
 
+static void add_elements(int power, const float *x, int64_t count, loom_exact_sum *sum) {
+    for (int64_t i = 0; i < count; i++)
+        loom__exact_sum_element(power, x[i], sum);
+}
+
 static void add_block(int power, const float *x, int64_t count, loom_exact_sum *sum) {
-    float copy[BLOCK];
+    float kept[BLOCK], rest[BLOCK];
     int64_t padded = round_up(count, WIDE);
     if (padded > count) {
-        memcpy(copy, x, (size_t)count * sizeof *x);
-        memset(copy + count, 0, (size_t)(padded - count) * sizeof *x);
-        x = copy;
+        memcpy(rest, x, (size_t)count * sizeof *x);
+        memset(rest + count, 0, (size_t)(padded - count) * sizeof *x);
+        x = rest;
     }
     scan found = scan_block(x, padded);
-    int largest = (int)(found.largest >> 23);
-    uint32_t end = (uint32_t)(largest > RANGE ? largest - RANGE : 1) << 23;
-    if (largest == INFINITE) { /* one by one, so that what is no number is counted */
-        for (int64_t i = 0; i < count; i++)
-            loom__exact_sum_element(power, x[i], sum);
-        loom__exact_sum_carry(sum);
-        return;
+    int64_t zeros = sum->zeros + found.zeros - (padded - count);
+    for (bool more = true; more;) {
+        int largest = (int)(found.largest >> 23);
+        uint32_t end = (uint32_t)(largest > RANGE ? largest - RANGE : 1) << 23;
+        /* The processor may take numbers below the normal ones for zeros, and NaNs must be counted. */
+        if (largest == 0 || largest == INFINITE) {
+            if (found.largest)
+                add_elements(power, x, count, sum);
+            break;
+        }
+        more = found.least + 1 < end && found.least != UINT32_MAX;
+        if (more)
+            part(x, padded, end, kept, rest);
+        if (power == 2)
+            add_vectors(2, largest, more ? kept : x, padded, sum);
+        else
+            add_vectors(1, largest, more ? kept : x, padded, sum);
+        if (more) {
+            x = rest;
+            found = scan_block(x, padded);
+        }
     }
-    sum->zeros += found.zeros - (padded - count);
-    if (found.least != UINT32_MAX && found.least + 1 < end) {
-        if (x != copy)
-            memcpy(copy, x, (size_t)count * sizeof *x);
-        add_small(power, end, copy, count, sum);
-        x = copy;
-    }
-    if (power == 2)
-        add_vectors(2, largest, x, padded, sum);
-    else
-        add_vectors(1, largest, x, padded, sum);
+    sum->zeros = zeros;
     loom__exact_sum_carry(sum);
 }
 
