@@ -34,7 +34,8 @@ const loom_kernels FAST(kernels) = {
     .attention_delta = FAST(attention_delta),
     .attention_block_backward = FAST(attention_block_backward),
     .attention = FAST(attention),
-    .sum_of_squares = FAST(sum_of_squares),
+    .exact_sum = FAST(exact_sum),
     .has_nonfinite = FAST(has_nonfinite),
     .adamw = FAST(adamw),
+    .sgd = FAST(sgd),
 };
