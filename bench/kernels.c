@@ -130,7 +130,8 @@ static void memory_bound(bench *x) {
     MEASURE(x, "cross_entropy_backward", 2 * rv, "GB/s",
         k->cross_entropy_backward(x->team, m, v, v - 7, a[0], x->tokens, 0, a[1], a[2], a[3]));
     int64_t weights = 8 * h * h;
-    MEASURE(x, "adamw", 28.0 * (double)weights, "GB/s", k->adamw(x->team, weights, &x->adamw, a[0], a[1], a[2], a[3]));
+    MEASURE(x, "adamw", 28.0 * (double)weights, "GB/s",
+        k->adamw(x->team, weights, &x->adamw, a[0], a[1], a[2], a[3], NULL));
     MEASURE(x, "sum_of_squares", 4.0 * (double)weights, "GB/s", (void)k->sum_of_squares(x->team, weights, a[0]));
     MEASURE(x, "has_nonfinite", 4.0 * (double)weights, "GB/s", (void)k->has_nonfinite(x->team, weights, a[6]));
 }

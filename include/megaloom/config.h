@@ -129,13 +129,22 @@ LOOM_API loom_status loom_megatron_strategy_config_check(const loom_megatron_str
 
 /* Megatron-Core's OptimizerConfig. */
 typedef struct loom_optimizer_config {
-    const char *optimizer; /* "adam": AdamW */
+    const char *optimizer; /* "adam" or "sgd" */
     double lr;             /* must be set: loom_optimizer_config_default() leaves it 0 */
     double min_lr;
-    double weight_decay; /* of tensors of two or more dimensions */
+    double weight_decay;         /* of tensors of two or more dimensions */
+    bool decoupled_weight_decay; /* Adam takes it off the weight (AdamW); false: it adds it to the gradient, as sgd does
+                                  */
     double adam_beta1, adam_beta2, adam_eps;
+    bool amsgrad;              /* of Adam: divide by the largest second moment so far */
+    const char *exp_avg_dtype; /* of Adam's first moment: "fp32" or "bf16" */
+    const char *exp_avg_sq_dtype;
     double sgd_momentum;
-    double clip_grad; /* global l2 norm; 0 = no clipping */
+    double sgd_dampening;
+    bool maximize;              /* step up the gradient */
+    double clip_grad;           /* global norm; 0 = no clipping */
+    const char *clip_norm_type; /* "1", "2", "inf" */
+    /* Of word embeddings and head; 0 = lr, and min_lr. */
     double decoupled_lr, decoupled_min_lr;
     bool log_num_zeros_in_grad;
 } loom_optimizer_config;
@@ -148,7 +157,17 @@ LOOM_API loom_status loom_optimizer_config_check(const loom_optimizer_config *co
  * at the last step.
  *
  * "megatron-constant", "megatron-linear", "megatron-cosine", "megatron-inverse-square-root", "megatron-WSD":
- * Megatron-Core's OptimizerParamScheduler, whose first step uses init_lr. Counted in steps. */
+ * Megatron-Core's OptimizerParamScheduler, whose first step uses init_lr. Counted in steps.
+ *
+ * NeMo's policies, with their options: the warm-up uses lr*(t+1)/(warmup_steps+1) up to and with t = warmup_steps, then
+ * some hold lr for hold_steps, then the curve ends at max_steps with min_lr. "WarmupPolicy", "WarmupHoldPolicy",
+ * "SquareAnnealing", "SquareRootAnnealing", "CosineAnnealing" (with constant_steps at its end the warm-up is
+ * lr*t/warmup_steps), "WarmupAnnealing", "InverseSquareRootAnnealing", "T5InverseSquareRootAnnealing" (which ignores
+ * lr), "PolynomialDecayAnnealing", "PolynomialHoldDecayAnnealing", "NoamAnnealing", "NoamHoldAnnealing",
+ * "WarmupHoldAnnealLinear", "WarmupHoldAnnealOneMinusSquareRoot".
+ *
+ * Weight decay goes from start_weight_decay to end_weight_decay over wd_incr_steps where weight_decay_incr_style is
+ * "linear" or "cosine", under every schedule. */
 typedef struct loom_lr_config {
     const char *schedule;
     int64_t warmup_steps;
@@ -156,6 +175,25 @@ typedef struct loom_lr_config {
     int64_t lr_decay_steps;         /* 0 = the steps of the run */
     const char *lr_wsd_decay_style; /* "exponential", "linear", "cosine", "minus_sqrt" */
     int64_t wsd_decay_steps;        /* 0 = none */
+    /* Of policies; a ratio is a share of max_steps, in place of the steps of that name. */
+    int64_t max_steps; /* 0 = the steps of the run */
+    double warmup_ratio;
+    int64_t hold_steps; /* 0 = none */
+    double hold_ratio;
+    int64_t constant_steps; /* 0 = none */
+    double constant_ratio;
+    double power;      /* of the two Polynomial… */
+    bool cycle;        /* theirs, too */
+    double decay_rate; /* of NoamHoldAnnealing */
+    int64_t d_model;   /* of NoamAnnealing, which needs it */
+    double start_weight_decay;
+    double end_weight_decay;             /* 0 = weight_decay */
+    const char *weight_decay_incr_style; /* "constant", "linear", "cosine" */
+    int64_t wd_incr_steps;               /* 0 = the steps of the run */
+    /* When a saved schedule is loaded: true keeps the values above and takes the step alone; the second takes the saved
+     * ones; neither: they must agree. */
+    bool override_opt_param_scheduler;
+    bool use_checkpoint_opt_param_scheduler;
 } loom_lr_config;
 LOOM_API loom_lr_config loom_lr_config_default(void);
 LOOM_API loom_status loom_lr_config_check(const loom_lr_config *config);

@@ -92,13 +92,27 @@ typedef struct loom_attention_block {
  *   g = d_w * grad_scale;  w *= 1 - lr*weight_decay;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
  *   w -= lr/(1-b1^step) * m / (sqrt(v)/sqrt(1-b2^step) + eps)
  * The coefficients are double because 1 - beta2 of a float beta2 would be off in the fifth digit; each derived factor
- * (1 - b1, lr/(1-b1^step), …) is computed in double and rounded to fp32 once, the elements are fp32 throughout. */
+ * (1 - b1, lr/(1-b1^step), …) is computed in double and rounded to fp32 once, the elements are fp32 throughout.
+ * With coupled_decay it is torch.optim.Adam: g = d_w * grad_scale + weight_decay*w, and w is not multiplied. With v_max
+ * (amsgrad) v_max = max(v_max, v) takes the place of v in the last line. A moment that is bf16 in memory is rounded
+ * behind its use, to the nearest; v_max is fp32. */
 typedef struct loom_adamw {
     double lr, weight_decay, beta1, beta2, eps;
     double bias_correction1; /* 1 - beta1^step */
     double bias_correction2; /* 1 - beta2^step */
     float grad_scale;        /* e.g. the clip factor times the token-mean factor */
+    bool coupled_decay;
+    bool bf16_m, bf16_v; /* m, v point to bf16 numbers (uint16_t), else to fp32 ones */
 } loom_adamw;
+
+/* As torch.optim.SGD:
+ *   g = d_w * grad_scale + weight_decay*w;  b = first ? g : momentum*b + (1-dampening) g;  w -= lr*b
+ * where b is the momentum buffer; without one w -= lr*g. */
+typedef struct loom_sgd {
+    double lr, weight_decay, momentum, dampening;
+    bool first; /* the buffer holds nothing yet */
+    float grad_scale;
+} loom_sgd;
 
 typedef struct loom_kernels {
     const char *name; /* "reference", "avx2", "avx512", … */
@@ -212,8 +226,11 @@ typedef struct loom_kernels {
     double (*sum_of_squares)(loom_team *team, int64_t count, const float *x);
     /* True when any element is NaN or infinite. */
     bool (*has_nonfinite)(loom_team *team, int64_t count, const float *x);
-    void (*adamw)(
-        loom_team *team, int64_t count, const loom_adamw *adamw, const float *d_w, float *w, float *m, float *v);
+    /* v_max NULL: no amsgrad. */
+    void (*adamw)(loom_team *team, int64_t count, const loom_adamw *adamw, const float *d_w, float *w, void *m, void *v,
+        float *v_max);
+    /* momentum NULL: none. */
+    void (*sgd)(loom_team *team, int64_t count, const loom_sgd *sgd, const float *d_w, float *w, float *momentum);
 } loom_kernels;
 
 /* The reference table: plain C loops. */

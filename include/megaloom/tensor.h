@@ -73,15 +73,16 @@ typedef struct loom_parameter {
     bool grad_written;    /* false: the next contribution writes (beta 0); true: it adds */
     int64_t pending_uses; /* uses recorded on tapes that are alive whose weight half has not run */
     /* Its place in the model: */
-    bool tensor_parallel;  /* a shard; false = the same value on every tensor-parallel rank */
-    bool sequence_partial; /* its gradient is a partial sum on each tp rank and must be added over tp */
-    bool tensor_partial;   /* the same for another reason: each tp rank has only its heads, whatever the sequence */
-    bool decay;            /* default decay class */
-    int64_t chunk;         /* of this rank's chunks of the model; 0 without interleaving */
-    bool shared_ends;      /* a copy on the first and on the last stage (tied word embeddings): the two gradients are
-                              added, and only the first stage's owns elements */
-    int64_t owned;         /* leading local elements that this rank counts in a norm, so that over the tensor group each
-                              canonical element is counted once: all of a shard, all or none of a replica */
+    bool tensor_parallel;     /* a shard; false = the same value on every tensor-parallel rank */
+    bool sequence_partial;    /* its gradient is a partial sum on each tp rank and must be added over tp */
+    bool tensor_partial;      /* the same for another reason: each tp rank has only its heads, whatever the sequence */
+    bool decay;               /* default decay class */
+    bool embedding_or_output; /* has the rate optim.decoupled_lr where that is given */
+    int64_t chunk;            /* of this rank's chunks of the model; 0 without interleaving */
+    bool shared_ends;         /* a copy on the first and on the last stage (tied word embeddings): the two gradients are
+                                 added, and only the first stage's owns elements */
+    int64_t owned; /* leading local elements that this rank counts in a norm, so that over the tensor group each
+                      canonical element is counted once: all of a shard, all or none of a replica */
     const void *descriptor; /* the spec's descriptor, or NULL for a user's own parameter */
     int64_t index;          /* place in the module's list */
 } loom_parameter;

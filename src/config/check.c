@@ -47,31 +47,86 @@ loom_status loom_model_config_check(const loom_model_config *config) {
     return loom__faults_end(&faults);
 }
 
-static bool is_megatron(const loom_lr_config *lr) {
-    return lr->schedule && strncmp(lr->schedule, "megatron-", 9) == 0;
+static void one_of_two(bool steps, bool ratio, const char *what, loom__faults *faults) {
+    if (steps && ratio)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "optim.%s_ratio: found together with optim.%s_steps, expected one "
+            "of them",
+            what, what);
 }
 
-static void only_megatron(bool set, const char *field, loom__faults *faults) {
-    if (set)
-        loom__faults_add(faults, LOOM_ERR_CONFIG, "optim.%s: only the schedules megatron-… use it", field);
+static void check_decay_ramp(const loom_lr_config *lr, loom__faults *faults) {
+    bool ramp = lr->weight_decay_incr_style && strcmp(lr->weight_decay_incr_style, "constant") != 0;
+    const struct {
+        bool set;
+        const char *field;
+    } fields[] = {{lr->start_weight_decay > 0, "start_weight_decay"}, {lr->end_weight_decay > 0, "end_weight_decay"},
+        {lr->wd_incr_steps != 0, "wd_incr_steps"}};
+    for (size_t i = 0; !ramp && i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].set)
+            loom__faults_add(faults, LOOM_ERR_CONFIG,
+                "optim.%s: only optim.weight_decay_incr_style linear and cosine use it", fields[i].field);
+}
+
+/* What a schedule uses of the fields that not all use; a field that would be ignored is a fault. */
+static void check_used(const loom_lr_config *lr, loom__faults *faults) {
+    const char *name = lr->schedule;
+    bool megatron = strncmp(name, "megatron-", 9) == 0, policy = !megatron && strcmp(name, "cosine") != 0;
+    bool t5 = strcmp(name, "T5InverseSquareRootAnnealing") == 0;
+    const struct {
+        bool set, used;
+        const char *field, *by;
+    } fields[] = {
+        {lr->warmup_steps != 0, !t5, "warmup_steps", "schedules other than T5InverseSquareRootAnnealing"},
+        {lr->init_lr != 0, megatron, "init_lr", "the schedules megatron-…"},
+        {lr->lr_decay_steps != 0, megatron, "lr_decay_steps", "the schedules megatron-…"},
+        {lr->wsd_decay_steps != 0, strcmp(name, "megatron-WSD") == 0, "wsd_decay_steps", "the schedules megatron-WSD"},
+        {lr->max_steps != 0, policy, "max_steps", "NeMo's policies"},
+        {lr->warmup_ratio > 0, policy && !t5, "warmup_ratio", "NeMo's policies with a warm-up"},
+        {lr->hold_steps != 0, policy && strstr(name, "Hold"), "hold_steps", "policies with Hold in their names"},
+        {lr->hold_ratio > 0, policy && strstr(name, "Hold"), "hold_ratio", "policies with Hold in their names"},
+        {lr->constant_steps != 0, t5 || strcmp(name, "CosineAnnealing") == 0, "constant_steps",
+            "CosineAnnealing and T5InverseSquareRootAnnealing"},
+        {lr->constant_ratio > 0, t5 || strcmp(name, "CosineAnnealing") == 0, "constant_ratio",
+            "CosineAnnealing and T5InverseSquareRootAnnealing"},
+        {lr->power < 1 || lr->power > 1, strncmp(name, "Polynomial", 10) == 0, "power", "Polynomial…Annealing"},
+        {lr->cycle, strncmp(name, "Polynomial", 10) == 0, "cycle", "Polynomial…Annealing"},
+        {lr->decay_rate < 0.5 || lr->decay_rate > 0.5, strcmp(name, "NoamHoldAnnealing") == 0, "decay_rate",
+            "NoamHoldAnnealing"},
+        {lr->d_model != 0, strcmp(name, "NoamAnnealing") == 0, "d_model", "NoamAnnealing"},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].set && !fields[i].used)
+            loom__faults_add(faults, LOOM_ERR_CONFIG, "optim.%s: only %s use it", fields[i].field, fields[i].by);
 }
 
 /* steps: of the run; 0 = unknown. */
 static void check_schedule(const loom_lr_config *lr, int64_t steps, loom__faults *faults) {
-    if (!is_megatron(lr)) {
-        only_megatron(lr->init_lr != 0, "init_lr", faults);
-        only_megatron(lr->lr_decay_steps != 0, "lr_decay_steps", faults);
-        only_megatron(lr->wsd_decay_steps != 0, "wsd_decay_steps", faults);
+    check_decay_ramp(lr, faults);
+    one_of_two(lr->warmup_steps != 0, lr->warmup_ratio > 0, "warmup", faults);
+    one_of_two(lr->hold_steps != 0, lr->hold_ratio > 0, "hold", faults);
+    one_of_two(lr->constant_steps != 0, lr->constant_ratio > 0, "constant", faults);
+    if (lr->override_opt_param_scheduler && lr->use_checkpoint_opt_param_scheduler)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "optim.override_opt_param_scheduler: found true together with optim.use_checkpoint_opt_param_scheduler, "
+            "expected one of them at most");
+    if (!lr->schedule)
         return;
-    }
+    check_used(lr, faults);
+    if (strcmp(lr->schedule, "NoamAnnealing") == 0 && lr->d_model == 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "optim.d_model: missing, schedule NoamAnnealing needs it");
+    if (strcmp(lr->schedule, "NoamHoldAnnealing") == 0 && lr->warmup_steps == 0 && !(lr->warmup_ratio > 0))
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "optim.warmup_steps: missing, schedule NoamHoldAnnealing needs it");
+    if (strncmp(lr->schedule, "megatron-", 9) != 0)
+        return;
     int64_t decay = lr->lr_decay_steps ? lr->lr_decay_steps : steps;
     if (decay && lr->warmup_steps >= decay)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "optim.warmup_steps: found %" PRId64 ", expected less than the %" PRId64 " steps of the schedule",
             lr->warmup_steps, decay);
     if (strcmp(lr->schedule, "megatron-WSD") != 0)
-        only_megatron(lr->wsd_decay_steps != 0, "wsd_decay_steps", faults);
-    else if (lr->wsd_decay_steps == 0)
+        return;
+    if (lr->wsd_decay_steps == 0)
         loom__faults_add(faults, LOOM_ERR_CONFIG, "optim.wsd_decay_steps: missing, schedule megatron-WSD needs it");
     else if (decay && lr->wsd_decay_steps > decay)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
@@ -79,10 +134,34 @@ static void check_schedule(const loom_lr_config *lr, int64_t steps, loom__faults
             lr->wsd_decay_steps, decay);
 }
 
-static void check_rates(const loom_optimizer_config *optim, loom__faults *faults) {
+static void check_optimizer(const loom_optimizer_config *optim, loom__faults *faults) {
+    double decoupled_min = optim->decoupled_min_lr > 0 ? optim->decoupled_min_lr : optim->min_lr;
+    bool sgd = optim->optimizer && strcmp(optim->optimizer, "sgd") == 0;
+    const struct {
+        bool set, used;
+        const char *field, *by;
+    } fields[] = {
+        {!optim->decoupled_weight_decay, !sgd, "decoupled_weight_decay", "adam"},
+        {optim->amsgrad, !sgd, "amsgrad", "adam"},
+        {optim->exp_avg_dtype && strcmp(optim->exp_avg_dtype, "fp32") != 0, !sgd, "exp_avg_dtype", "adam"},
+        {optim->exp_avg_sq_dtype && strcmp(optim->exp_avg_sq_dtype, "fp32") != 0, !sgd, "exp_avg_sq_dtype", "adam"},
+        {optim->sgd_momentum < 0.9 || optim->sgd_momentum > 0.9, sgd, "sgd_momentum", "sgd"},
+        {optim->sgd_dampening > 0, sgd, "sgd_dampening", "sgd"},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].set && !fields[i].used)
+            loom__faults_add(
+                faults, LOOM_ERR_CONFIG, "optim.%s: only optim.optimizer %s uses it", fields[i].field, fields[i].by);
     if (optim->min_lr > optim->lr)
         loom__faults_add(
             faults, LOOM_ERR_CONFIG, "optim.min_lr: found %g, expected at most optim.lr, %g", optim->min_lr, optim->lr);
+    if (optim->decoupled_min_lr > 0 && !(optim->decoupled_lr > 0))
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "optim.decoupled_min_lr: only with optim.decoupled_lr it is used");
+    else if (optim->decoupled_lr > 0 && decoupled_min > optim->decoupled_lr)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "optim.decoupled_lr: found %g, expected at least its lowest value, %g (optim.decoupled_min_lr, or "
+            "optim.min_lr)",
+            optim->decoupled_lr, decoupled_min);
 }
 
 loom_status loom_optimizer_config_check(const loom_optimizer_config *config) {
@@ -91,7 +170,7 @@ loom_status loom_optimizer_config_check(const loom_optimizer_config *config) {
     loom_run_config run = loom_run_config_default();
     run.optim = *config;
     loom__fields_check(&run, "optim.", &faults);
-    check_rates(config, &faults);
+    check_optimizer(config, &faults);
     return loom__faults_end(&faults);
 }
 
@@ -247,7 +326,7 @@ loom_status loom_run_config_check(const loom_run_config *config, int64_t world_s
         check_strategy(&config->strategy, &faults);
         check_model(config, &faults);
         check_data(config, &faults);
-        check_rates(&config->optim, &faults);
+        check_optimizer(&config->optim, &faults);
         check_schedule(&config->lr, config->steps, &faults);
         int64_t data_parallel = world_size > 0 ? check_layout(config, world_size, &faults) : 0;
         check_batch(&config->data, data_parallel, &faults);

@@ -16,6 +16,7 @@ static loom_status make_parameter(loom__parameter_set *set, int64_t index, bool 
     parameter->sequence_partial = descriptor->sequence_partial && sequence_parallel;
     parameter->tensor_partial = descriptor->tensor_partial && set->tp > 1;
     parameter->decay = descriptor->decay;
+    parameter->embedding_or_output = descriptor->embedding_or_output;
     parameter->chunk = entry->chunk;
     parameter->shared_ends = entry->shared_ends;
     parameter->descriptor = descriptor;

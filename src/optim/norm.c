@@ -1,32 +1,70 @@
 /* The norm counts each element of the model once: a shard by its holder, what several ranks hold alike by one of them.
- * Sums of squares are in double, so that no gradient that fits fp32 overflows or underflows; the order is that of the
- * buffer, then of the ranks. Invariant: a NaN anywhere, on a rank that counts it or not, makes every rank's norm NaN.
+ * The sum is exact, so its bits depend neither on the order of the buffer nor on which rank holds which range of it: a
+ * sharded optimizer has the norm of one that is not. Invariant: a NaN or an infinity anywhere, on a rank that counts it
+ * or not, is known to every rank of the group.
  */
 #include "optim/norm.h"
 #include <math.h>
+#include <string.h>
 
-double loom__norm_partial(loom_rank *rank, const loom__ddp_view *view, const int64_t *counted) {
-    const loom_kernels *kernels = loom_rank_kernels(rank);
+static int64_t largest_bits(int64_t count, const float *x) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        bits &= 0x7fffffffu;
+        largest = bits > largest ? bits : largest;
+    }
+    return largest;
+}
+
+loom_status loom__norm_partial(
+    loom_rank *rank, const loom__ddp_view *view, const int64_t *counted, loom__norm_type type, loom__norm *norm) {
     loom_team *team = loom_rank_team(rank);
-    double sum = 0.0;
-    bool bad = false;
+    loom__norm made = {.type = type};
     for (int64_t place = 0; place < view->place_count; place++) {
         const loom__ddp_place *at = &view->places[place];
         const float *grad = view->grad + at->start;
-        if (counted[place] > 0)
-            sum += kernels->sum_of_squares(team, counted[place], grad);
+        LOOM_TRY(loom__exact_sum_add(team, type == LOOM__NORM_2, counted[place], grad, &made.sum));
         if (counted[place] < at->count)
-            bad = bad || kernels->has_nonfinite(team, at->count - counted[place], grad + counted[place]);
+            made.sum.nonfinite +=
+                loom_rank_kernels(rank)->has_nonfinite(team, at->count - counted[place], grad + counted[place]);
+        if (type == LOOM__NORM_INF) {
+            int64_t largest = largest_bits(counted[place], grad);
+            made.largest = largest > made.largest ? largest : made.largest;
+        }
     }
-    return bad ? (double)NAN : sum;
+    *norm = made;
+    return LOOM_OK;
 }
 
-loom_status loom__norm_global(loom_comm *group, double partial, double factor, double *norm) {
-    double sum = partial;
-    if (loom_comm_size(group) > 1)
-        LOOM_TRY(loom_all_reduce(group, &partial, &sum, 1, LOOM_F64, LOOM_SUM));
-    *norm = (double)(float)(fabs(factor) * sqrt(sum));
+loom_status loom__norm_gather(loom_comm *group, loom__norm *norm) {
+    loom__norm all = {.type = norm->type};
+    int64_t numbers = sizeof norm->sum / sizeof(int64_t);
+    if (loom_comm_size(group) == 1)
+        return LOOM_OK;
+    LOOM_TRY(loom_all_reduce(group, &norm->sum, &all.sum, numbers, LOOM_I64, LOOM_SUM));
+    if (norm->type == LOOM__NORM_INF)
+        LOOM_TRY(loom_all_reduce(group, &norm->largest, &all.largest, 1, LOOM_I64, LOOM_MAX));
+    *norm = all;
     return LOOM_OK;
+}
+
+double loom__norm_value(const loom__norm *norm, double factor) {
+    double value;
+    if (norm->sum.nonfinite)
+        return NAN;
+    if (norm->type == LOOM__NORM_INF) {
+        uint32_t bits = (uint32_t)norm->largest;
+        float largest;
+        memcpy(&largest, &bits, sizeof largest);
+        value = (double)largest;
+    } else {
+        value = loom__exact_sum_value(&norm->sum, norm->type == LOOM__NORM_2);
+        if (norm->type == LOOM__NORM_2)
+            value = sqrt(value);
+    }
+    return (double)(float)(fabs(factor) * value);
 }
 
 double loom__clip_factor(double clip, double norm) {
@@ -34,12 +72,12 @@ double loom__clip_factor(double clip, double norm) {
     return clip > 0.0 && factor < 1.0 ? factor : 1.0;
 }
 
-loom_status loom__norm_blame(loom_rank *rank, const loom__ddp_view *view, int64_t step) {
+loom_status loom__norm_blame(loom_rank *rank, const loom__ddp_view *view, const char *why) {
     const loom_kernels *kernels = loom_rank_kernels(rank);
     for (int64_t place = view->place_count - 1; place >= 0; place--)
         if (kernels->has_nonfinite(
                 loom_rank_team(rank), view->places[place].count, view->grad + view->places[place].start))
-            return loom_fail(LOOM_ERR_NUMERIC, "step %lld: the gradient of %s has a NaN or an infinity (rank %d)",
-                (long long)step, view->parameters[place]->name, loom_rank_index(rank));
+            return loom_fail(LOOM_ERR_NUMERIC, "%sthe gradient of %s has a NaN or an infinity (rank %d)", why,
+                view->parameters[place]->name, loom_rank_index(rank));
     return LOOM_OK;
 }

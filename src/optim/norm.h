@@ -3,19 +3,32 @@
 #define OPTIM_NORM_H
 
 #include "ddp/ddp.h"
+#include "optim/exact_sum.h"
 
-/* Sum over this rank of g^2 in double, place by place: of place p the first counted[p] elements. NaN or infinite when
- * any element, counted or not, is. */
-double loom__norm_partial(loom_rank *rank, const loom__ddp_view *view, const int64_t *counted);
+typedef enum loom__norm_type { LOOM__NORM_1, LOOM__NORM_2, LOOM__NORM_INF } loom__norm_type;
 
-/* |factor| * sqrt(sum of the partial sums, in rank order), rounded to fp32. Collective over the group. */
-loom_status loom__norm_global(loom_comm *group, double partial, double factor, double *norm);
+/* One rank's part: sums and a maximum of integers, so that any cut of the buffer gives the same whole. */
+typedef struct loom__norm {
+    loom__norm_type type;
+    loom__exact_sum sum; /* of the elements that count; nonfinite of all */
+    int64_t largest;     /* the bits of the largest absolute value that counts */
+} loom__norm;
+
+/* Of place p the first counted[p] elements count. LOOM_ERR_MEMORY. */
+loom_status loom__norm_partial(
+    loom_rank *rank, const loom__ddp_view *view, const int64_t *counted, loom__norm_type type, loom__norm *norm);
+
+/* The parts of all members together. Collective over the group. */
+loom_status loom__norm_gather(loom_comm *group, loom__norm *norm);
+
+/* |factor| times the norm, rounded to fp32; NaN where an element was NaN or infinite. */
+double loom__norm_value(const loom__norm *norm, double factor);
 
 /* min(1, clip/(norm + 1e-6)); 1 for clip 0. */
 double loom__clip_factor(double clip, double norm);
 
-/* LOOM_ERR_NUMERIC naming the first parameter, in model order, with a NaN or an infinity; LOOM_OK when there is none.
- */
-loom_status loom__norm_blame(loom_rank *rank, const loom__ddp_view *view, int64_t step);
+/* LOOM_ERR_NUMERIC naming the first parameter, in model order, with a NaN or an infinity, behind `why`; LOOM_OK when
+ * there is none. */
+loom_status loom__norm_blame(loom_rank *rank, const loom__ddp_view *view, const char *why);
 
 #endif

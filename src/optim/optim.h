@@ -1,8 +1,9 @@
-/* Making an optimizer, and what only the training step and tests need of it. */
+/* Making an optimizer, and what only the training step, precision, checkpoints and tests need of it. */
 #ifndef OPTIM_OPTIM_H
 #define OPTIM_OPTIM_H
 
 #include "ddp/ddp.h"
+#include "optim/scaler.h"
 #include <megaloom/optim.h>
 
 typedef struct loom__optimizer_options {
@@ -20,8 +21,8 @@ typedef struct loom__optimizer_options {
     void *counted_context;
 } loom__optimizer_options;
 
-/* An optimizer over the parameters of a ddp, which must outlive it. Not collective. Errors: LOOM_ERR_UNSUPPORTED for
- * optimizers and schedules that are not built yet, LOOM_ERR_CONFIG for values that cannot be. */
+/* An optimizer over the parameters of a ddp, which must outlive it. Not collective. LOOM_ERR_CONFIG for values that
+ * cannot be. */
 loom_status loom__optimizer_create(loom_rank *rank, const loom_optimizer_config *config, const loom_lr_config *lr,
     loom__ddp *ddp, const loom__optimizer_options *options, loom_optimizer **optimizer);
 
@@ -32,8 +33,22 @@ void loom__optimizer_destroy(loom_optimizer *optimizer);
  * is applied once: the step sets it back to 1. A number above 0 that is finite. */
 loom_status loom__optimizer_set_token_factor(loom_optimizer *optimizer, double factor);
 
-/* The moments, in the map of the ddp's buffers; owned by the optimizer. */
-float *loom__optimizer_first_moment(loom_optimizer *optimizer);
-float *loom__optimizer_second_moment(loom_optimizer *optimizer);
+/* From now on gradients are those of loss * scale: the step divides them again, and skips where they overflowed.
+ * LOOM_ERR_CONFIG names options that cannot be. Not collective; the same on all ranks. */
+loom_status loom__optimizer_set_scaler(loom_optimizer *optimizer, const loom__scaler_options *options);
+/* By what the loss of the coming step is to be multiplied; 1 without a scaler. */
+double loom__optimizer_loss_scale(const loom_optimizer *optimizer);
+
+/* What an update keeps of each parameter, in the map of the ddp's buffers; owned by the optimizer. */
+enum { LOOM__OPTIMIZER_ARRAYS = 3 };
+typedef struct loom__optimizer_state {
+    int count;
+    struct loom__optimizer_array {
+        const char *name; /* PyTorch's: exp_avg, exp_avg_sq, max_exp_avg_sq; momentum_buffer */
+        loom_dtype dtype; /* LOOM_F32 or LOOM_BF16 */
+        void *values;
+    } arrays[LOOM__OPTIMIZER_ARRAYS];
+} loom__optimizer_state;
+const loom__optimizer_state *loom__optimizer_state_of(const loom_optimizer *optimizer);
 
 #endif

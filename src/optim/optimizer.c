@@ -1,77 +1,81 @@
-/* The step of AdamW over the buffers of a ddp. Every rank takes the same decision from the same global norm: update
- * with one scale (token factor times clip factor), or fail together and leave everything as it was. Invariant: moments
- * have the map of the gradient buffer, and all values of a parameter's group are products made once, at creation. */
+/* Making an optimizer: which values each parameter has, what the update keeps, and the schedule they follow. Invariant:
+ * the kept arrays have the map of the gradient buffer; a group is told by three bits, and its values are made from the
+ * schedule's anew for each step, so that a multiplier cannot be applied twice. */
+#include "optim/optimizer.h"
 #include "base/faults.h"
 #include "ddp/buffer.h"
-#include "optim/norm.h"
-#include "optim/optim.h"
-#include "optim/schedule.h"
-#include "runtime/rank.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct loom_optimizer {
-    loom_rank *rank;
-    loom__ddp *ddp;
-    loom_comm *model_parallel;
-    loom_optimizer_config config;
-    char style[32], wsd_style[32]; /* the schedule's strings, which the caller may free */
-    loom__schedule schedule;
-    loom__schedule_group base;
-    loom__schedule_group *groups; /* [places] */
-    int64_t *counted;             /* [places] leading elements that this rank counts in the norm */
-    float *m, *v;
-    double token_factor;
-    int64_t steps_done;
-};
+static bool is(const char *text, const char *name) {
+    return text && strcmp(text, name) == 0;
+}
 
-static loom_status check_config(const loom_optimizer_config *config) {
-    const char *name = config->optimizer ? config->optimizer : "(none)";
-    if (strcmp(name, "sgd") == 0)
-        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: optim.optimizer=sgd (expected adam)");
-    loom__faults faults;
-    loom__faults_begin(&faults);
-    if (strcmp(name, "adam") != 0)
-        loom__faults_add(&faults, LOOM_ERR_CONFIG, "optim.optimizer: found %s, expected adam", name);
-    if (config->decoupled_lr > 0.0 || config->decoupled_min_lr > 0.0)
-        loom__faults_add(&faults, LOOM_ERR_UNSUPPORTED,
-            "not supported yet: optim.decoupled_lr=%g, optim.decoupled_min_lr=%g (a rate of its own for embeddings)",
-            config->decoupled_lr, config->decoupled_min_lr);
-    if (config->log_num_zeros_in_grad)
-        loom__faults_add(&faults, LOOM_ERR_UNSUPPORTED, "not supported yet: optim.log_num_zeros_in_grad=true");
+/* NULL stands for the default. */
+static bool is_dtype(const char *name) {
+    return !name || is(name, "fp32") || is(name, "bf16");
+}
+
+static void check_adam(const loom_optimizer_config *config, loom__faults *faults) {
     /* Written so that a NaN is a fault. */
-    if (!(config->lr > 0.0))
-        loom__faults_add(&faults, LOOM_ERR_CONFIG, "optim.lr: found %g, expected a rate above 0", config->lr);
     if (!(config->adam_beta1 >= 0.0 && config->adam_beta1 < 1.0))
         loom__faults_add(
-            &faults, LOOM_ERR_CONFIG, "optim.adam_beta1: found %g, expected 0 <= beta < 1", config->adam_beta1);
+            faults, LOOM_ERR_CONFIG, "optim.adam_beta1: found %g, expected 0 <= beta < 1", config->adam_beta1);
     if (!(config->adam_beta2 >= 0.0 && config->adam_beta2 < 1.0))
         loom__faults_add(
-            &faults, LOOM_ERR_CONFIG, "optim.adam_beta2: found %g, expected 0 <= beta < 1", config->adam_beta2);
+            faults, LOOM_ERR_CONFIG, "optim.adam_beta2: found %g, expected 0 <= beta < 1", config->adam_beta2);
     if (!((float)config->adam_eps > 0.0f) || isinf((float)config->adam_eps))
-        loom__faults_add(&faults, LOOM_ERR_CONFIG, "optim.adam_eps: found %g, expected a number above 0 that fits fp32",
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "optim.adam_eps: found %g, expected a number above 0 that fits fp32",
             config->adam_eps);
+    if (!is_dtype(config->exp_avg_dtype) || !is_dtype(config->exp_avg_sq_dtype))
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "optim.exp_avg_dtype, optim.exp_avg_sq_dtype: found %s and %s, expected fp32 or bf16",
+            config->exp_avg_dtype ? config->exp_avg_dtype : "fp32",
+            config->exp_avg_sq_dtype ? config->exp_avg_sq_dtype : "fp32");
+}
+
+static void check_sgd(const loom_optimizer_config *config, loom__faults *faults) {
+    if (!(config->sgd_momentum >= 0.0 && config->sgd_momentum < 1.0))
+        loom__faults_add(
+            faults, LOOM_ERR_CONFIG, "optim.sgd_momentum: found %g, expected 0 <= momentum < 1", config->sgd_momentum);
+    if (!(config->sgd_dampening >= 0.0 && config->sgd_dampening <= 1.0))
+        loom__faults_add(
+            faults, LOOM_ERR_CONFIG, "optim.sgd_dampening: found %g, expected 0 to 1", config->sgd_dampening);
+}
+
+static loom_status check_config(const loom_optimizer_config *config) {
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    if (!is(config->optimizer, "adam") && !is(config->optimizer, "sgd"))
+        loom__faults_add(&faults, LOOM_ERR_CONFIG, "optim.optimizer: found %s, expected adam or sgd",
+            config->optimizer ? config->optimizer : "(none)");
+    if (!(config->lr > 0.0))
+        loom__faults_add(&faults, LOOM_ERR_CONFIG, "optim.lr: found %g, expected a rate above 0", config->lr);
+    if (is(config->optimizer, "sgd"))
+        check_sgd(config, &faults);
+    else
+        check_adam(config, &faults);
     if (!(config->clip_grad >= 0.0) || isinf(config->clip_grad))
         loom__faults_add(&faults, LOOM_ERR_CONFIG,
             "optim.clip_grad: found %g, expected a number from 0 (0 = no clipping)", config->clip_grad);
+    const char *norm = config->clip_norm_type;
+    if (norm && !is(norm, "1") && !is(norm, "2") && !is(norm, "inf"))
+        loom__faults_add(&faults, LOOM_ERR_CONFIG, "optim.clip_norm_type: found %s, expected 2, 1 or inf", norm);
     return loom__faults_end(&faults);
 }
 
-/* The values of one parameter, and what it counts in the norm. */
+/* The group of one parameter, and what it counts in the norm. */
 static loom_status place_parameter(
     loom_optimizer *optimizer, const loom__optimizer_options *options, const loom__ddp_view *view, int64_t place) {
     const loom_optimizer_conditions *conditions = &options->conditions;
     const loom_parameter *parameter = view->parameters[place];
-    loom__schedule_group *group = &optimizer->groups[place];
-    *group = optimizer->base;
-    if (conditions->no_weight_decay_cond ? conditions->no_weight_decay_cond(parameter, conditions->context)
-                                         : !parameter->decay)
-        group->start_wd = group->end_wd = 0.0;
-    if (conditions->scale_lr_cond && conditions->scale_lr_cond(parameter, conditions->context)) {
-        group->max_lr *= conditions->lr_mult;
-        group->min_lr *= conditions->lr_mult;
-    }
+    bool still = conditions->no_weight_decay_cond ? conditions->no_weight_decay_cond(parameter, conditions->context)
+                                                  : !parameter->decay;
+    bool scaled = conditions->scale_lr_cond && conditions->scale_lr_cond(parameter, conditions->context);
+    bool decoupled = parameter->embedding_or_output && optimizer->config.decoupled_lr > 0.0;
+    optimizer->groups[place] = (uint8_t)((still ? 0 : LOOM__GROUP_DECAYS) | (scaled ? LOOM__GROUP_SCALED : 0) |
+                                         (decoupled ? LOOM__GROUP_DECOUPLED : 0));
     int64_t all = view->places[place].count;
     int64_t counted = parameter->tensor_parallel || options->counts_replicated ? all : 0;
     if (options->counted_elements)
@@ -83,12 +87,22 @@ static loom_status place_parameter(
     return LOOM_OK;
 }
 
-/* Copies a name that the schedule has been checked to know, so that it fits. */
-static const char *keep_name(char *kept, size_t bytes, const char *name) {
-    if (!name)
-        return NULL;
-    strncpy(kept, name, bytes - 1);
-    return kept;
+static loom_status add_array(loom_optimizer *optimizer, const char *name, const char *dtype) {
+    int64_t elements = loom__ddp_view_of(optimizer->ddp)->elements;
+    bool half = is(dtype, "bf16");
+    float *values;
+    LOOM_TRY(loom__buffer_create(optimizer->rank, half ? elements / 2 + 1 : elements, name, &values));
+    optimizer->state.arrays[optimizer->state.count++] =
+        (struct loom__optimizer_array){name, half ? LOOM_BF16 : LOOM_F32, values};
+    return LOOM_OK;
+}
+
+static loom_status add_state(loom_optimizer *optimizer, const loom_optimizer_config *config) {
+    if (optimizer->sgd)
+        return config->sgd_momentum > 0.0 ? add_array(optimizer, "momentum_buffer", NULL) : LOOM_OK;
+    LOOM_TRY(add_array(optimizer, "exp_avg", config->exp_avg_dtype));
+    LOOM_TRY(add_array(optimizer, "exp_avg_sq", config->exp_avg_sq_dtype));
+    return config->amsgrad ? add_array(optimizer, "max_exp_avg_sq", NULL) : LOOM_OK;
 }
 
 loom_status loom__optimizer_create(loom_rank *rank, const loom_optimizer_config *config, const loom_lr_config *lr,
@@ -98,6 +112,8 @@ loom_status loom__optimizer_create(loom_rank *rank, const loom_optimizer_config 
     const double mult = options->conditions.lr_mult;
     LOOM_TRY(check_config(config));
     LOOM_TRY(loom__schedule_make(config, lr, options->steps, &schedule, &base));
+    loom__schedule_group decoupled = loom__schedule_decoupled(config, &base);
+    LOOM_TRY(loom__schedule_check(&schedule, &decoupled));
     if (options->conditions.scale_lr_cond && (!(mult >= 0.0) || isinf(mult)))
         return loom_fail(LOOM_ERR_ARGUMENT, "lr_mult: found %g, expected a number from 0", mult);
     const loom__ddp_view *view = loom__ddp_view_of(ddp);
@@ -108,12 +124,17 @@ loom_status loom__optimizer_create(loom_rank *rank, const loom_optimizer_config 
         .ddp = ddp,
         .model_parallel = options->model_parallel,
         .config = *config,
+        .sgd = is(config->optimizer, "sgd"),
+        .override_schedule = lr->override_opt_param_scheduler,
+        .use_saved_schedule = lr->use_checkpoint_opt_param_scheduler,
+        .norm_type = is(config->clip_norm_type, "1")     ? LOOM__NORM_1
+                     : is(config->clip_norm_type, "inf") ? LOOM__NORM_INF
+                                                         : LOOM__NORM_2,
         .schedule = schedule,
         .base = base,
+        .decoupled = decoupled,
+        .lr_mult = mult,
         .token_factor = 1.0};
-    optimizer->config.optimizer = NULL;
-    optimizer->schedule.style = keep_name(optimizer->style, sizeof optimizer->style, schedule.style);
-    optimizer->schedule.wsd_style = keep_name(optimizer->wsd_style, sizeof optimizer->wsd_style, schedule.wsd_style);
     size_t entries = (size_t)view->place_count + 1; /* never 0 bytes */
     optimizer->groups = calloc(entries, sizeof *optimizer->groups);
     optimizer->counted = calloc(entries, sizeof *optimizer->counted);
@@ -124,9 +145,10 @@ loom_status loom__optimizer_create(loom_rank *rank, const loom_optimizer_config 
     for (int64_t place = 0; place < view->place_count && !status; place++)
         status = place_parameter(optimizer, options, view, place);
     if (!status)
-        status = loom__buffer_create(rank, view->elements, "the first moments", &optimizer->m);
-    if (!status)
-        status = loom__buffer_create(rank, view->elements, "the second moments", &optimizer->v);
+        status = add_state(optimizer, config);
+    /* The caller may free them. */
+    optimizer->config.optimizer = optimizer->config.exp_avg_dtype = optimizer->config.exp_avg_sq_dtype =
+        optimizer->config.clip_norm_type = NULL;
     if (status) {
         loom__optimizer_destroy(optimizer);
         return status;
@@ -140,8 +162,8 @@ void loom__optimizer_destroy(loom_optimizer *optimizer) {
         return;
     free(optimizer->groups);
     free(optimizer->counted);
-    loom__buffer_destroy(optimizer->m);
-    loom__buffer_destroy(optimizer->v);
+    for (int i = 0; i < optimizer->state.count; i++)
+        loom__buffer_destroy(optimizer->state.arrays[i].values);
     free(optimizer);
 }
 
@@ -153,64 +175,58 @@ loom_status loom__optimizer_set_token_factor(loom_optimizer *optimizer, double f
     return LOOM_OK;
 }
 
-float *loom__optimizer_first_moment(loom_optimizer *optimizer) {
-    return optimizer->m;
-}
-
-float *loom__optimizer_second_moment(loom_optimizer *optimizer) {
-    return optimizer->v;
-}
-
-/* All members of the model-parallel group are here: they have the same norm. */
-static loom_status fail_together(loom_optimizer *optimizer, double norm) {
-    long long step = (long long)optimizer->steps_done + 1;
-    loom_status status = loom__norm_blame(optimizer->rank, loom__ddp_view_of(optimizer->ddp), step);
-    LOOM_TRY(loom_agree(optimizer->model_parallel, status));
-    return loom_fail(LOOM_ERR_NUMERIC, "step %lld: the norm of the gradients is %g although each is finite (rank %d)",
-        step, norm, loom_rank_index(optimizer->rank));
-}
-
-static loom_status update_place(loom_optimizer *optimizer, int64_t place, loom_adamw *adamw) {
-    const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
-    const loom__ddp_place *at = &view->places[place];
-    LOOM_TRY(loom__schedule_lr(&optimizer->schedule, &optimizer->groups[place], optimizer->steps_done, &adamw->lr));
-    LOOM_TRY(loom__schedule_wd(
-        &optimizer->schedule, &optimizer->groups[place], optimizer->steps_done, &adamw->weight_decay));
-    loom_rank_kernels(optimizer->rank)
-        ->adamw(loom_rank_team(optimizer->rank), at->count, adamw, view->grad + at->start, view->data + at->start,
-            optimizer->m + at->start, optimizer->v + at->start);
+loom_status loom__optimizer_set_scaler(loom_optimizer *optimizer, const loom__scaler_options *options) {
+    LOOM_TRY(loom__scaler_make(options, &optimizer->scaler));
+    optimizer->has_scaler = true;
     return LOOM_OK;
 }
 
-static loom_status step_all(loom_optimizer *optimizer, loom_optimizer_outcome *out) {
-    const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
-    const loom_optimizer_config *config = &optimizer->config;
-    double norm, lr, factor = optimizer->token_factor, step = (double)optimizer->steps_done + 1.0;
-    LOOM_TRY(loom__schedule_lr(&optimizer->schedule, &optimizer->base, optimizer->steps_done, &lr));
-    double partial = loom__norm_partial(optimizer->rank, view, optimizer->counted);
-    LOOM_TRY(loom__norm_global(optimizer->model_parallel, partial, factor, &norm));
-    if (!isfinite(norm))
-        return fail_together(optimizer, norm);
-    loom_adamw adamw = {
-        .beta1 = config->adam_beta1,
-        .beta2 = config->adam_beta2,
-        .eps = config->adam_eps,
-        .bias_correction1 = 1.0 - pow(config->adam_beta1, step),
-        .bias_correction2 = 1.0 - pow(config->adam_beta2, step),
-        .grad_scale = (float)(factor * loom__clip_factor(config->clip_grad, norm)),
-    };
-    for (int64_t place = 0; place < view->place_count; place++)
-        LOOM_TRY(update_place(optimizer, place, &adamw));
-    optimizer->steps_done++;
-    optimizer->token_factor = 1.0;
-    if (out)
-        *out = (loom_optimizer_outcome){.grad_norm = norm, .loss_scale = 1.0, .lr = lr, .step = optimizer->steps_done};
+double loom__optimizer_loss_scale(const loom_optimizer *optimizer) {
+    return optimizer->has_scaler ? (double)optimizer->scaler.scale : 1.0;
+}
+
+const loom__optimizer_state *loom__optimizer_state_of(const loom_optimizer *optimizer) {
+    return &optimizer->state;
+}
+
+loom_status loom__optimizer_group_values(
+    const loom_optimizer *optimizer, loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS]) {
+    for (int i = 0; i < LOOM_OPTIMIZER_GROUPS; i++) {
+        bool decoupled = i & LOOM__GROUP_DECOUPLED;
+        const loom__schedule_group *values = decoupled ? &optimizer->decoupled : &optimizer->base;
+        loom_optimizer_group group = {.decoupled = decoupled,
+            .lr_mult = i & LOOM__GROUP_SCALED ? optimizer->lr_mult : 1.0,
+            .wd_mult = i & LOOM__GROUP_DECAYS ? 1.0 : 0.0};
+        LOOM_TRY(loom__schedule_lr(&optimizer->schedule, values, optimizer->schedule_steps, &group.pre_mult_lr));
+        LOOM_TRY(loom__schedule_wd(&optimizer->schedule, values, optimizer->schedule_steps, &group.pre_mult_wd));
+        group.lr = group.pre_mult_lr * group.lr_mult;
+        group.weight_decay = group.pre_mult_wd * group.wd_mult;
+        groups[i] = group;
+    }
     return LOOM_OK;
 }
 
-loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcome *out) {
-    loom_profile_phase before = loom__profile_phase(optimizer->rank, LOOM_PROFILE_OPTIMIZER);
-    loom_status status = step_all(optimizer, out);
-    loom__profile_phase(optimizer->rank, before);
-    return status;
+loom_status loom_optimizer_groups(
+    const loom_optimizer *optimizer, loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS], int64_t *count) {
+    loom_optimizer_group all[LOOM_OPTIMIZER_GROUPS];
+    int64_t places = loom__ddp_view_of(optimizer->ddp)->place_count, found = 0;
+    LOOM_TRY(loom__optimizer_group_values(optimizer, all));
+    for (int64_t place = 0; place < places; place++)
+        all[optimizer->groups[place]].parameters++;
+    for (int i = 0; i < LOOM_OPTIMIZER_GROUPS; i++)
+        if (all[i].parameters > 0)
+            groups[found++] = all[i];
+    *count = found;
+    return LOOM_OK;
+}
+
+loom_lr_state loom_optimizer_lr_state(const loom_optimizer *optimizer) {
+    return loom__schedule_save(&optimizer->schedule, &optimizer->base, optimizer->schedule_steps);
+}
+
+loom_status loom_optimizer_load_lr_state(loom_optimizer *optimizer, const loom_lr_state *state) {
+    LOOM_TRY(loom__schedule_load(state, optimizer->override_schedule, optimizer->use_saved_schedule,
+        &optimizer->schedule, &optimizer->base, &optimizer->schedule_steps));
+    optimizer->decoupled = loom__schedule_decoupled(&optimizer->config, &optimizer->base);
+    return LOOM_OK;
 }

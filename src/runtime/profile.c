@@ -89,6 +89,12 @@ static double floats(double count) {
     return 4.0 * count;
 }
 
+/* Moments are read and written; bf16 ones are half as wide. */
+static double adamw_bytes(int64_t count, const loom_adamw *adamw, const float *v_max) {
+    double width = 3 + (adamw->bf16_m ? 1 : 2) + (adamw->bf16_v ? 1 : 2) + (v_max ? 2 : 0);
+    return floats(width * (double)count);
+}
+
 /* Pairs of a query and a key that may see each other, over all heads; documents and windows take away more, so that
  * with them the rate is what it would be without. */
 static double pairs(const loom_attention_block *block) {
@@ -226,8 +232,11 @@ static int64_t width(loom_activation act, int64_t f) {
         (team, block, q, k, v, out, out_stride, log_sum_exp), 4.0 * pairs(block) * (double)block->d,                   \
         floats(2 * query_elements(block) + key_elements(block)))                                                       \
     X(adamw,                                                                                                           \
-        (loom_team * team, int64_t count, const loom_adamw *adamw, const float *d_w, float *w, float *m, float *v),    \
-        (team, count, adamw, d_w, w, m, v), 0, floats(7 * (double)count))
+        (loom_team * team, int64_t count, const loom_adamw *adamw, const float *d_w, float *w, void *m, void *v,       \
+            float *v_max),                                                                                             \
+        (team, count, adamw, d_w, w, m, v, v_max), 0, adamw_bytes(count, adamw, v_max))                                \
+    X(sgd, (loom_team * team, int64_t count, const loom_sgd *sgd, const float *d_w, float *w, float *momentum),        \
+        (team, count, sgd, d_w, w, momentum), 0, floats((momentum ? 5 : 3) * (double)count))
 
 typedef struct visit {
     profiler *profiler;

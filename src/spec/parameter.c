@@ -41,6 +41,7 @@ static void add_vocabulary_rows(list *to, const char *name, int tie_group) {
     parameter->padded_rows = config->padded_vocab_size;
     parameter->shard = LOOM__SHARD_SLICE;
     parameter->tie_group = tie_group;
+    parameter->embedding_or_output = true;
 }
 
 /* A factor of 1. */

@@ -35,6 +35,7 @@ typedef struct loom__parameter_descriptor {
     bool sequence_partial; /* with sequence parallelism its gradient is partial on each tp rank and must be summed over
                               tp */
     bool tensor_partial;   /* so it is on more than one tp rank under any layout: each sees its own heads alone */
+    bool embedding_or_output; /* word embeddings and head, which may have a learning rate of their own */
     loom__place place;
     int64_t layer; /* global layer, −1 outside the layers */
     int tie_group; /* > 0: the value is used at several places of the model; the number of tied_head */

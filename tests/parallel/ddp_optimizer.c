@@ -21,6 +21,7 @@
 static const loom_optimizer_config plain = {.optimizer = "adam",
     .lr = 1e-2,
     .weight_decay = 0.5,
+    .decoupled_weight_decay = true,
     .adam_beta1 = 0.9,
     .adam_beta2 = 0.95,
     .adam_eps = 1e-8,
@@ -58,6 +59,10 @@ static void model_destroy(model *made) {
     test_parameters_destroy(&made->set);
 }
 
+static const float *first_moment(const model *made) {
+    return loom__optimizer_state_of(made->optimizer)->arrays[0].values;
+}
+
 static void fill(loom_parameter *parameter, float value) {
     for (int64_t e = 0; e < parameter->shape[0]; e++)
         parameter->grad[e] = value;
@@ -83,7 +88,7 @@ static loom_status norm_of_shards(loom_rank *rank, void *argument) {
     CHECK(outcome.lr == 1e-2 && outcome.step == 1 && outcome.loss_scale == 1.0 && !outcome.skipped,
         "outcome: lr %g, step %lld", outcome.lr, (long long)outcome.step);
     /* Buffers are in reverse: place 0 is the replicated one. */
-    const float *m = loom__optimizer_first_moment(made.optimizer);
+    const float *m = first_moment(&made);
     double clipped = 12.0 / (13.0 + 1e-6);
     CHECK(fabs((double)m[0] - 0.1 * clipped) < 1e-7, "the clipped gradient is %.9g, expected %.9g", (double)m[0] * 10,
         clipped);
@@ -301,7 +306,7 @@ static loom_status poisoned(loom_rank *rank, void *argument) {
         fill(made.set.list[i], 0.5f);
     LOOM_TRY(loom_optimizer_step(made.optimizer, NULL));
     float before[3] = {made.set.list[0]->data[0], made.set.list[1]->data[0], made.set.list[2]->data[0]};
-    float moment = loom__optimizer_first_moment(made.optimizer)[0];
+    float moment = first_moment(&made)[0];
     if (me == bad->rank)
         made.set.list[bad->parameter]->grad[2] = bad->value;
     loom_status status = loom_optimizer_step(made.optimizer, &outcome);
@@ -313,7 +318,7 @@ static loom_status poisoned(loom_rank *rank, void *argument) {
     CHECK(outcome.step == 77, "the outcome was written");
     for (int i = 0; i < 3; i++)
         CHECK(memcmp(&made.set.list[i]->data[0], &before[i], sizeof before[i]) == 0, "p%d was updated", i);
-    CHECK(memcmp(loom__optimizer_first_moment(made.optimizer), &moment, sizeof moment) == 0, "a moment was updated");
+    CHECK(memcmp(first_moment(&made), &moment, sizeof moment) == 0, "a moment was updated");
     for (int i = 0; i < 3; i++)
         fill(made.set.list[i], 0.5f);
     LOOM_TRY(loom_optimizer_step(made.optimizer, &outcome));
@@ -373,8 +378,6 @@ static loom_status refused(loom_rank *rank, void *argument) {
     const loom__optimizer_options none = {0};
     int64_t second = 0;
     loom_optimizer_config config = plain;
-    config.optimizer = "sgd";
-    LOOM_TRY(expect_refusal(rank, config, none, LOOM_ERR_UNSUPPORTED, "not supported yet: optim.optimizer=sgd"));
     config.optimizer = "lion";
     config.lr = 0;
     config.adam_beta1 = 1.0;
@@ -382,15 +385,20 @@ static loom_status refused(loom_rank *rank, void *argument) {
     config.adam_eps = 1e-60;
     config.clip_grad = -1;
     LOOM_TRY(expect_refusal(rank, config, none, LOOM_ERR_CONFIG,
-        "optim.optimizer: found lion, expected adam\n"
+        "optim.optimizer: found lion, expected adam or sgd\n"
         "optim.lr: found 0, expected a rate above 0\n"
         "optim.adam_beta1: found 1, expected 0 <= beta < 1\n"
         "optim.adam_beta2: found nan, expected 0 <= beta < 1\n"
         "optim.adam_eps: found 1e-60, expected a number above 0 that fits fp32\n"
         "optim.clip_grad: found -1, expected a number from 0 (0 = no clipping)"));
     config = plain;
+    config.optimizer = "sgd";
+    config.sgd_momentum = 1.0;
+    LOOM_TRY(expect_refusal(rank, config, none, LOOM_ERR_CONFIG, "optim.sgd_momentum: found 1, expected 0 <="));
+    config = plain;
     config.decoupled_lr = 1e-4;
-    LOOM_TRY(expect_refusal(rank, config, none, LOOM_ERR_UNSUPPORTED, "not supported yet: optim.decoupled_lr=0.0001"));
+    config.decoupled_min_lr = 1e-3;
+    LOOM_TRY(expect_refusal(rank, config, none, LOOM_ERR_CONFIG, "lr: found 0.0001, expected at least min_lr"));
     const loom__optimizer_options negative = {.conditions = {NULL, is_second, -1.0, &second}};
     return expect_refusal(rank, plain, negative, LOOM_ERR_ARGUMENT, "lr_mult: found -1, expected a number from 0");
 }

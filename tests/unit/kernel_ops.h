@@ -102,9 +102,19 @@ static void OP(sum_of_squares)(const TABLE *k, loom_team *team, const shape *z, 
 
 static void OP(adamw)(const TABLE *k, loom_team *team, const shape *z, REAL *const *in, REAL *out) {
     int64_t count = z->rows * z->cols;
-    loom_adamw adamw = {1e-2, 0.1, 0.9, 0.999, 1e-8, 1 - 0.9 * 0.9, 1 - 0.999 * 0.999, 0.5f};
+    loom_adamw adamw = {
+        1e-2, 0.1, 0.9, 0.999, 1e-8, 1 - 0.9 * 0.9, 1 - 0.999 * 0.999, 0.5f, .coupled_decay = z->variant & 1};
     REAL *v = out + 2 * count;
     for (int64_t i = 0; i < count; i++)
         v[i] = in[1][i] * in[1][i];
-    k->adamw(team, count, &adamw, in[0], out, out + count, v);
+    REAL *v_max = out + 3 * count;
+    for (int64_t i = 0; i < count; i++)
+        v_max[i] = in[1][i];
+    k->adamw(team, count, &adamw, in[0], out, out + count, v, z->variant & 2 ? v_max : NULL);
+}
+
+static void OP(sgd)(const TABLE *k, loom_team *team, const shape *z, REAL *const *in, REAL *out) {
+    int64_t count = z->rows * z->cols;
+    loom_sgd sgd = {1e-2, 0.1, 0.9, 0.3, z->variant & 2, 0.5f};
+    k->sgd(team, count, &sgd, in[0], out, z->variant & 1 ? out + count : NULL);
 }

@@ -41,6 +41,7 @@ static const float guard_value = -12345.5f;
     X(sum_of_squares)                                                                                                  \
     X(has_nonfinite)                                                                                                   \
     X(adamw)                                                                                                           \
+    X(sgd)                                                                                                             \
     X(layernorm)                                                                                                       \
     X(layernorm_backward_input)                                                                                        \
     X(layernorm_backward_weight)                                                                                       \

@@ -18,8 +18,9 @@ void FAST(dropout_backward)(loom_team *team, const loom_row_coordinates *rows, i
     const float *d_y, float *d_x);
 double FAST(sum_of_squares)(loom_team *team, int64_t count, const float *x);
 bool FAST(has_nonfinite)(loom_team *team, int64_t count, const float *x);
-void FAST(adamw)(
-    loom_team *team, int64_t count, const loom_adamw *adamw, const float *d_w, float *w, float *m, float *v);
+void FAST(adamw)(loom_team *team, int64_t count, const loom_adamw *adamw, const float *d_w, float *w, void *m, void *v,
+    float *v_max);
+void FAST(sgd)(loom_team *team, int64_t count, const loom_sgd *sgd, const float *d_w, float *w, float *momentum);
 
 void FAST(layernorm)(loom_team *team, int64_t rows, int64_t h, float eps, const float *x, const float *weight,
     const float *bias, float *y, float *mean, float *rstd);

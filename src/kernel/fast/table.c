@@ -37,4 +37,5 @@ const loom_kernels FAST(kernels) = {
     .sum_of_squares = FAST(sum_of_squares),
     .has_nonfinite = FAST(has_nonfinite),
     .adamw = FAST(adamw),
+    .sgd = FAST(sgd),
 };

@@ -17,7 +17,9 @@ void REF(dropout_backward)(loom_team *team, const loom_row_coordinates *rows, in
     const REAL *d_y, REAL *d_x);
 double REF(sum_of_squares)(loom_team *team, int64_t count, const REAL *x);
 bool REF(has_nonfinite)(loom_team *team, int64_t count, const REAL *x);
-void REF(adamw)(loom_team *team, int64_t count, const loom_adamw *adamw, const REAL *d_w, REAL *w, REAL *m, REAL *v);
+void REF(adamw)(
+    loom_team *team, int64_t count, const loom_adamw *adamw, const REAL *d_w, REAL *w, void *m, void *v, REAL *v_max);
+void REF(sgd)(loom_team *team, int64_t count, const loom_sgd *sgd, const REAL *d_w, REAL *w, REAL *momentum);
 
 void REF(layernorm)(loom_team *team, int64_t rows, int64_t h, REAL eps, const REAL *x, const REAL *weight,
     const REAL *bias, REAL *y, REAL *mean, REAL *rstd);

@@ -1,4 +1,4 @@
-/* Bias, activation, dropout, norm sums and the optimizer update: one element after the other. Compiled twice (ref.h).
+/* Bias, activation, dropout and norm sums: one element after the other. Compiled twice (ref.h).
  */
 #ifndef REAL
 #include "base/random.h"
@@ -157,20 +157,6 @@ bool REF(has_nonfinite)(loom_team *team, int64_t count, const REAL *x) {
         if (!isfinite(x[i]))
             return true;
     return false;
-}
-
-void REF(adamw)(loom_team *team, int64_t count, const loom_adamw *adamw, const REAL *d_w, REAL *w, REAL *m, REAL *v) {
-    (void)team;
-    REAL beta1 = (REAL)adamw->beta1, rest1 = (REAL)(1 - adamw->beta1);
-    REAL beta2 = (REAL)adamw->beta2, rest2 = (REAL)(1 - adamw->beta2);
-    REAL keep = (REAL)(1 - adamw->lr * adamw->weight_decay), step = (REAL)(adamw->lr / adamw->bias_correction1);
-    REAL root = (REAL)sqrt(adamw->bias_correction2), eps = (REAL)adamw->eps;
-    for (int64_t i = 0; i < count; i++) {
-        REAL g = d_w[i] * adamw->grad_scale;
-        m[i] = beta1 * m[i] + rest1 * g;
-        v[i] = beta2 * v[i] + rest2 * g * g;
-        w[i] = w[i] * keep - step * m[i] / (sqrt(v[i]) / root + eps);
-    }
 }
 
 #endif

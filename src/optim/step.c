@@ -1,0 +1,135 @@
+/* The step. Every rank takes the same decision from the same numbers: update with one scale (token factor times clip
+ * factor over loss scale), skip together, or fail together and leave everything as it was. Invariant: nothing of
+ * weights, state or counters changes before that decision. */
+#include "optim/optimizer.h"
+#include "runtime/rank.h"
+#include <math.h>
+#include <stdio.h>
+
+/* All members of the model-parallel group are here: they have the same numbers. */
+static loom_status fail_together(loom_optimizer *optimizer, const char *why) {
+    return loom_agree(
+        optimizer->model_parallel, loom__norm_blame(optimizer->rank, loom__ddp_view_of(optimizer->ddp), why));
+}
+
+/* The gradients have a NaN or an infinity somewhere. */
+static loom_status overflowed(loom_optimizer *optimizer) {
+    char why[160];
+    long long step = (long long)optimizer->steps_done + 1;
+    double scale = loom__optimizer_loss_scale(optimizer);
+    if (optimizer->has_scaler && !loom__scaler_update(&optimizer->scaler, true)) {
+        optimizer->skipped_steps++;
+        return LOOM_OK;
+    }
+    if (optimizer->has_scaler)
+        snprintf(why, sizeof why,
+            "step %lld: the gradients overflow although the loss scale is at its floor, %g (min_loss_scale): ", step,
+            scale);
+    else
+        snprintf(why, sizeof why, "step %lld: ", step);
+    LOOM_TRY(fail_together(optimizer, why));
+    return loom_fail(
+        LOOM_ERR_INTERNAL, "%sno rank finds the gradient (rank %d)", why, loom_rank_index(optimizer->rank));
+}
+
+static void update_adam(loom_optimizer *optimizer, const loom_optimizer_group *groups, float grad_scale) {
+    const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
+    const loom_optimizer_config *config = &optimizer->config;
+    const struct loom__optimizer_array *arrays = optimizer->state.arrays;
+    double step = (double)optimizer->steps_done + 1.0;
+    loom_adamw adamw = {
+        .beta1 = config->adam_beta1,
+        .beta2 = config->adam_beta2,
+        .eps = config->adam_eps,
+        .bias_correction1 = 1.0 - pow(config->adam_beta1, step),
+        .bias_correction2 = 1.0 - pow(config->adam_beta2, step),
+        .grad_scale = grad_scale,
+        .coupled_decay = !config->decoupled_weight_decay,
+        .bf16_m = arrays[0].dtype == LOOM_BF16,
+        .bf16_v = arrays[1].dtype == LOOM_BF16,
+    };
+    for (int64_t place = 0; place < view->place_count; place++) {
+        const loom__ddp_place *at = &view->places[place];
+        const loom_optimizer_group *group = &groups[optimizer->groups[place]];
+        char *m = (char *)arrays[0].values + (size_t)at->start * loom_dtype_size(arrays[0].dtype);
+        char *v = (char *)arrays[1].values + (size_t)at->start * loom_dtype_size(arrays[1].dtype);
+        adamw.lr = group->lr;
+        adamw.weight_decay = group->weight_decay;
+        loom_rank_kernels(optimizer->rank)
+            ->adamw(loom_rank_team(optimizer->rank), at->count, &adamw, view->grad + at->start, view->data + at->start,
+                m, v, config->amsgrad ? (float *)arrays[2].values + at->start : NULL);
+    }
+}
+
+static void update_sgd(loom_optimizer *optimizer, const loom_optimizer_group *groups, float grad_scale) {
+    const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
+    float *momentum = optimizer->state.count ? optimizer->state.arrays[0].values : NULL;
+    loom_sgd sgd = {.momentum = optimizer->config.sgd_momentum,
+        .dampening = optimizer->config.sgd_dampening,
+        .first = optimizer->steps_done == 0,
+        .grad_scale = grad_scale};
+    for (int64_t place = 0; place < view->place_count; place++) {
+        const loom__ddp_place *at = &view->places[place];
+        const loom_optimizer_group *group = &groups[optimizer->groups[place]];
+        sgd.lr = group->lr;
+        sgd.weight_decay = group->weight_decay;
+        loom_rank_kernels(optimizer->rank)
+            ->sgd(loom_rank_team(optimizer->rank), at->count, &sgd, view->grad + at->start, view->data + at->start,
+                momentum ? momentum + at->start : NULL);
+    }
+}
+
+static loom_status update(loom_optimizer *optimizer, const loom_optimizer_group *groups, double norm, double factor) {
+    const loom_optimizer_config *config = &optimizer->config;
+    double scale = factor * loom__clip_factor(config->clip_grad, norm);
+    float grad_scale = (float)(config->maximize ? -scale : scale);
+    if (optimizer->sgd)
+        update_sgd(optimizer, groups, grad_scale);
+    else
+        update_adam(optimizer, groups, grad_scale);
+    optimizer->steps_done++;
+    optimizer->schedule_steps++;
+    if (optimizer->has_scaler)
+        (void)loom__scaler_update(&optimizer->scaler, false);
+    if (isinf(loom__optimizer_loss_scale(optimizer)))
+        return loom_fail(LOOM_ERR_NUMERIC, "step %lld: the loss scale has grown beyond fp32 (rank %d)",
+            (long long)optimizer->steps_done, loom_rank_index(optimizer->rank));
+    return LOOM_OK;
+}
+
+static loom_status step_all(loom_optimizer *optimizer, loom_optimizer_outcome *out) {
+    loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS];
+    loom__norm norm;
+    double loss_scale = loom__optimizer_loss_scale(optimizer), factor = optimizer->token_factor / loss_scale;
+    LOOM_TRY(loom__optimizer_group_values(optimizer, groups));
+    LOOM_TRY(loom__norm_partial(
+        optimizer->rank, loom__ddp_view_of(optimizer->ddp), optimizer->counted, optimizer->norm_type, &norm));
+    LOOM_TRY(loom__norm_gather(optimizer->model_parallel, &norm));
+    bool skipped = norm.sum.nonfinite != 0;
+    double value = loom__norm_value(&norm, factor);
+    if (skipped)
+        LOOM_TRY(overflowed(optimizer));
+    else if (!isfinite(value))
+        return loom_fail(LOOM_ERR_NUMERIC,
+            "step %lld: the norm of the gradients is %g although each is finite (rank %d)",
+            (long long)optimizer->steps_done + 1, value, loom_rank_index(optimizer->rank));
+    else
+        LOOM_TRY(update(optimizer, groups, value, factor));
+    optimizer->token_factor = 1.0;
+    if (out)
+        *out = (loom_optimizer_outcome){.skipped = skipped,
+            .grad_norm = value,
+            .loss_scale = loss_scale,
+            .lr = groups[LOOM__GROUP_DECAYS].lr,
+            .step = optimizer->steps_done,
+            .skipped_steps = optimizer->skipped_steps,
+            .num_zeros_in_grad = optimizer->config.log_num_zeros_in_grad ? norm.sum.zeros : -1};
+    return LOOM_OK;
+}
+
+loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcome *out) {
+    loom_profile_phase before = loom__profile_phase(optimizer->rank, LOOM_PROFILE_OPTIMIZER);
+    loom_status status = step_all(optimizer, out);
+    loom__profile_phase(optimizer->rank, before);
+    return status;
+}
