@@ -88,7 +88,7 @@ static loom_status place_parameter(
 }
 
 static loom_status add_array(loom_optimizer *optimizer, const char *name, const char *dtype) {
-    int64_t elements = loom__ddp_view_of(optimizer->ddp)->elements;
+    int64_t elements = loom__ddp_view_of(optimizer->ddp)->state_elements;
     bool half = is(dtype, "bf16");
     float *values;
     LOOM_TRY(loom__buffer_create(optimizer->rank, half ? elements / 2 + 1 : elements, name, &values));
