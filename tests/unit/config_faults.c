@@ -269,9 +269,9 @@ TEST(what_would_fail_in_the_run_is_named_before_it) {
         "run.yaml:1:19: optim.adam_eps: found 1e-60, expected a number > 0 in fp32");
     expect_file("model: {hidden_dropout: 0.99999999}\n", LOOM_ERR_CONFIG,
         "run.yaml:1:25: model.hidden_dropout: found 0.99999999, expected a number from 0 to below 1 in fp32");
-    expect_file("strategy: {no_ddp_communication_hook: false}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:39: not supported yet: strategy.no_ddp_communication_hook=false (the PyTorch-style wrapper); only "
-        "true works");
+    expect_file("strategy: {output_data_idx: true}\n", LOOM_ERR_UNSUPPORTED,
+        "run.yaml:1:29: not supported yet: strategy.output_data_idx=true (batch indices from the loader); only false "
+        "works");
 }
 
 TEST(an_object_cannot_come_from_a_file) {
@@ -321,9 +321,9 @@ TEST(what_is_not_built_is_refused_by_name) {
         "run.yaml:2:26: not supported yet: strategy.context_parallel_size=2 (context parallelism); only 1 works");
     expect_file("precision: bf16-mixed\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:12: not supported yet: precision=bf16-mixed (mixed precision); what works: 32");
-    expect_file("strategy: {ddp: {use_distributed_optimizer: true}}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:45: not supported yet: strategy.ddp.use_distributed_optimizer=true (the distributed optimizer); "
-        "only false works");
+    expect_file("strategy: {ddp: {use_megatron_fsdp: true}}\n", LOOM_ERR_UNSUPPORTED,
+        "run.yaml:1:37: not supported yet: strategy.ddp.use_megatron_fsdp=true (fully sharded data parallelism); only "
+        "false works");
     expect_file("data: {rampup_batch_size: [4, 4, 48]}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:27: not supported yet: data.rampup_batch_size=[4, 4, 48] (batch-size ramp-up); only null works");
     expect_file("model: {architecture: mixtral}\n", LOOM_ERR_UNSUPPORTED,
