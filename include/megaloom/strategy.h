@@ -100,7 +100,8 @@ LOOM_API void loom_fabric_destroy(loom_fabric *fabric); /* NULL is accepted */
 /* The seed of initial weights and dropout; default 1234. Before setup_module. Not collective. */
 /* Before setup_module, with ddp "pytorch": true leaves the reduction to the caller, who sums parameter->grad over the
  * data-parallel group between a training step and the optimizer's. Creating the fabric sets it to false with pytorch,
- * whatever the configuration says. LOOM_ERR_CONFIG for true with ddp "megatron". Not collective; the same on all ranks. */
+ * whatever the configuration says. LOOM_ERR_CONFIG for true with ddp "megatron". Not collective; the same on all ranks.
+ */
 LOOM_API loom_status loom_fabric_set_no_ddp_communication_hook(loom_fabric *fabric, bool on);
 LOOM_API void loom_fabric_seed_everything(loom_fabric *fabric, uint64_t seed);
 
@@ -174,8 +175,9 @@ LOOM_API loom_status loom_fabric_module_to_device(loom_fabric *fabric, loom_para
 LOOM_API void loom_parallel_set_loss_reduction(loom_parallel *parallel, const loom_loss_reduction *reduction);
 /* The model's configuration with all derived values; NULL for a module without one. Not collective. */
 LOOM_API const loom_model_config *loom_parallel_model_config(const loom_parallel *parallel);
-/* This rank's parameters; their values are whole. Under a distributed optimizer collective over the data-parallel group,
- * and after a training step `grad` is reduced only where this rank updates: see loom_parallel_gather_gradients. */
+/* This rank's parameters; their values are whole. Under a distributed optimizer collective over the data-parallel
+ * group, and after a training step `grad` is reduced only where this rank updates: see loom_parallel_gather_gradients.
+ */
 LOOM_API loom_status loom_parallel_parameters(
     loom_parallel *parallel, loom_parameter *const **parameters, int64_t *count);
 /* After a training step under a distributed optimizer: every parameter's `grad` becomes the whole reduced gradient on

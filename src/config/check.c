@@ -38,7 +38,8 @@ static void check_ddp(const loom_megatron_strategy_config *strategy, loom__fault
         {"gradient_as_bucket_view", strategy->gradient_as_bucket_view}, {"static_graph", strategy->static_graph}};
     for (size_t i = 0; i < sizeof wrapper / sizeof *wrapper; i++)
         if (wrapper[i].set && !pytorch)
-            loom__faults_add(faults, LOOM_ERR_CONFIG, "strategy.%s: only strategy.ddp pytorch uses it", wrapper[i].name);
+            loom__faults_add(
+                faults, LOOM_ERR_CONFIG, "strategy.%s: only strategy.ddp pytorch uses it", wrapper[i].name);
 }
 
 static void check_strategy(const loom_megatron_strategy_config *strategy, loom__faults *faults) {

@@ -76,8 +76,7 @@ static const loom__choice rope_scalings[] = {{.name = "none", .value = LOOM_ROPE
 static const loom__choice recomputations[] = {{.name = "none", .value = LOOM_RECOMPUTE_NONE},
     {.name = "selective", .value = LOOM_RECOMPUTE_SELECTIVE}, {.name = "full", .value = LOOM_RECOMPUTE_FULL}};
 
-static const loom__choice wrappers[] = {
-    {.name = "megatron"}, {.name = "pytorch"}};
+static const loom__choice wrappers[] = {{.name = "megatron"}, {.name = "pytorch"}};
 static const loom__choice starts[] = {{.name = "popen"}, {.name = "spawn", .not_built = "the launcher"},
     {.name = "fork", .not_built = "the launcher"}, {.name = "forkserver", .not_built = "the launcher"}};
 
@@ -326,8 +325,7 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, STRATEGY(init_model_parallel), "true", NONE_YET("models that are set up by hand"),
         DOC("prepare the model for parallel ranks")),
     EXPAND(BOOL, STRATEGY(use_tp_pp_dp_mapping), "false", DOC("rank order tp-cp-ep-pp-dp in place of tp-cp-ep-dp-pp")),
-    EXPAND(INT, STRATEGY(num_distributed_optimizer_instances), "1", FROM(1),
-        DOC("replicas of the optimizer's shards")),
+    EXPAND(INT, STRATEGY(num_distributed_optimizer_instances), "1", FROM(1), DOC("replicas of the optimizer's shards")),
     EXPAND(STRING, STRATEGY(nccl_communicator_config_path), "null", NULLABLE, NONE_YET("NCCL"),
         DOC("YAML file of NCCL settings")),
     EXPAND(REAL, STRATEGY(bucket_cap_mb), "null", NULLABLE, ABOVE(0), DOC("ddp pytorch: MiB a bucket; null: 25")),
@@ -335,8 +333,7 @@ const loom__field loom__fields[] = {
         DOC("ddp pytorch: buckets do not wait for what a backward does not use")),
     EXPAND(BOOL, STRATEGY(gradient_as_bucket_view), "false",
         DOC("ddp pytorch: gradients lie in their buckets; they always do, so both mean the same")),
-    EXPAND(BOOL, STRATEGY(static_graph), "false",
-        DOC("ddp pytorch: what the first step does not use no step uses")),
+    EXPAND(BOOL, STRATEGY(static_graph), "false", DOC("ddp pytorch: what the first step does not use no step uses")),
 
     CHOICE("schedule", strategy.schedule, "1f1b", pipelines,
         DOC("of the pipeline: 1f1b (interleaved where there are chunks), zero-bubble")),

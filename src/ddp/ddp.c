@@ -36,8 +36,7 @@ static loom_status describe(const loom_parameter *parameter, loom__ddp_parameter
     return LOOM_OK;
 }
 
-static loom_status describe_all(
-    loom_parameter *const *parameters, int64_t count, loom__ddp_parameter *out) {
+static loom_status describe_all(loom_parameter *const *parameters, int64_t count, loom__ddp_parameter *out) {
     for (int64_t i = 0; i < count; i++) {
         LOOM_TRY(describe(parameters[i], &out[i]));
         if (i > 0 && parameters[i]->chunk < parameters[i - 1]->chunk)

@@ -85,8 +85,7 @@ loom_status loom__ddp_gather_gradients(loom__ddp *ddp) {
         const loom__ddp_bucket *bucket = &ddp->view.buckets[i];
         int64_t length = loom__ddp_part_length(ddp, bucket);
         float *grad = ddp->view.grad + bucket->start;
-        LOOM_TRY(
-            loom_all_gather(ddp->view.instance, grad + ddp->view.shard * length, grad, length, LOOM_F32));
+        LOOM_TRY(loom_all_gather(ddp->view.instance, grad + ddp->view.shard * length, grad, length, LOOM_F32));
     }
     return LOOM_OK;
 }

@@ -30,8 +30,8 @@ static loom_status check_options(const loom__ddp_map_options *options) {
         return loom_fail(LOOM_ERR_ARGUMENT, "gradient buffer: found %lld shards, expected 0 to %d",
             (long long)options->shards, INT32_MAX);
     if (!options->shards && options->alignment < 1)
-        return loom_fail(LOOM_ERR_ARGUMENT, "gradient buffer: alignment %lld, expected at least 1",
-            (long long)options->alignment);
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "gradient buffer: alignment %lld, expected at least 1", (long long)options->alignment);
     return LOOM_OK;
 }
 

@@ -36,8 +36,8 @@ typedef struct loom__ddp_place {
 } loom__ddp_place;
 
 typedef struct loom__ddp_bucket {
-    int64_t start, end;          /* elements of the buffer, gaps included; end is the next bucket's start */
-    int64_t unpadded; /* elements to the end of its last place; before a shared embedding to where that could start */
+    int64_t start, end; /* elements of the buffer, gaps included; end is the next bucket's start */
+    int64_t unpadded;   /* elements to the end of its last place; before a shared embedding to where that could start */
     int64_t first_place, places; /* consecutive places */
 } loom__ddp_bucket;
 

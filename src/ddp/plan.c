@@ -68,8 +68,8 @@ static loom_status lay_out(const loom__ddp_parameter *parameters, const loom__dd
     return status;
 }
 
-loom_status loom__ddp_plan_make(const loom__ddp_parameter *parameters, int64_t count,
-    const loom__ddp_plan_options *options, loom__ddp_plan *out) {
+loom_status loom__ddp_plan_make(
+    const loom__ddp_parameter *parameters, int64_t count, const loom__ddp_plan_options *options, loom__ddp_plan *out) {
     loom__ddp_plan plan = {.bucket_size = options->bucket_size};
     if (plan.bucket_size < 0)
         plan.bucket_size = loom__ddp_default_bucket_size(options->data_parallel);

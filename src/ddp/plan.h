@@ -45,8 +45,8 @@ typedef struct loom__ddp_plan {
 
 /* loom__ddp_plan_free frees what it made, also of a zeroed plan. Errors: those of loom__ddp_map, LOOM_ERR_ARGUMENT for
  * more dtypes than there are, LOOM_ERR_MEMORY. */
-loom_status loom__ddp_plan_make(const loom__ddp_parameter *parameters, int64_t count,
-    const loom__ddp_plan_options *options, loom__ddp_plan *plan);
+loom_status loom__ddp_plan_make(
+    const loom__ddp_parameter *parameters, int64_t count, const loom__ddp_plan_options *options, loom__ddp_plan *plan);
 void loom__ddp_plan_free(loom__ddp_plan *plan);
 
 #endif

@@ -189,6 +189,13 @@ const loom__optimizer_state *loom__optimizer_state_of(const loom_optimizer *opti
     return &optimizer->state;
 }
 
+size_t loom_optimizer_state_bytes(const loom_optimizer *optimizer) {
+    size_t bytes = 0, elements = (size_t)loom__ddp_view_of(optimizer->ddp)->state_elements;
+    for (int i = 0; i < optimizer->state.count; i++)
+        bytes += elements * loom_dtype_size(optimizer->state.arrays[i].dtype);
+    return bytes;
+}
+
 loom_status loom__optimizer_group_values(
     const loom_optimizer *optimizer, loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS]) {
     for (int i = 0; i < LOOM_OPTIMIZER_GROUPS; i++) {

@@ -93,8 +93,7 @@ static loom__ddp_options pytorch_options(const loom_fabric *fabric) {
 
 static loom_status wrap_ddp(loom_parallel *parallel) {
     const loom_fabric *fabric = parallel->fabric;
-    loom__ddp_options options =
-        fabric->pytorch_ddp ? pytorch_options(fabric) : megatron_options(parallel);
+    loom__ddp_options options = fabric->pytorch_ddp ? pytorch_options(fabric) : megatron_options(parallel);
     return loom__ddp_create(fabric->rank, &options, parallel->parameters, parallel->parameter_count,
         fabric->groups[LOOM_GROUP_DP_CP], &parallel->ddp);
 }

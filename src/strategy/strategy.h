@@ -24,7 +24,7 @@ struct loom_fabric {
     bool perform_initialization; /* false inside megatron_context */
     bool pytorch_ddp;            /* strategy.ddp is pytorch: the configuration's ddp_config is all off */
     bool no_ddp_communication_hook;
-    int64_t modules;             /* set up and not destroyed yet */
+    int64_t modules; /* set up and not destroyed yet */
     loom_layout layout;
     loom_stage_split split; /* of the model created last; its layout is borrowed */
     loom_comm *groups[LOOM_GROUP_KIND_COUNT];

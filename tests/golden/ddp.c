@@ -19,8 +19,8 @@ static int64_t at(const json_t *rows, size_t row, size_t column) {
 
 static void is(const char *id, const char *what, int64_t row, int64_t found, int64_t wanted) {
     if (found != wanted)
-        fail_msg("%s: %s of %lld is %lld, expected %lld", id, what, (long long)row, (long long)found,
-            (long long)wanted);
+        fail_msg(
+            "%s: %s of %lld is %lld, expected %lld", id, what, (long long)row, (long long)found, (long long)wanted);
 }
 
 static bool flag(const json_t *object, const char *key) {
@@ -91,8 +91,8 @@ static void check_map(const json_t *item, const char *id) {
     size_t i;
     assert_true(count <= MOST);
     json_array_foreach(numel, i, value) entries[i].count = json_integer_value(value);
-    json_array_foreach(json_object_get(item, "shared_embedding"), i, value)
-        entries[json_integer_value(value)].shared_embedding = true;
+    json_array_foreach(json_object_get(item, "shared_embedding"), i, value) entries[json_integer_value(value)]
+        .shared_embedding = true;
     if (loom__ddp_map(entries, count, &options, places, buckets, &bucket_count, &elements))
         fail_msg("%s: %s", id, loom_error_message());
     is(id, "buffer_numel", 0, elements, golden_int(item, "buffer_numel", -1));
@@ -164,11 +164,11 @@ static void check_plan(const json_t *item, const char *id) {
     assert_true(count <= MOST);
     json_array_foreach(params, i, param) {
         const char *flags = json_string_value(json_array_get(param, 1));
-        list[i] = (loom__ddp_parameter){
-            .entry = {.count = at(params, i, 0), .shared_embedding = strchr(flags, 's') != NULL},
-            .dtype = strchr(flags, 'f') ? LOOM_F32 : LOOM_BF16,
-            .expert = strchr(flags, 'e') != NULL,
-            .frozen = strchr(flags, 'n') != NULL};
+        list[i] =
+            (loom__ddp_parameter){.entry = {.count = at(params, i, 0), .shared_embedding = strchr(flags, 's') != NULL},
+                .dtype = strchr(flags, 'f') ? LOOM_F32 : LOOM_BF16,
+                .expert = strchr(flags, 'e') != NULL,
+                .frozen = strchr(flags, 'n') != NULL};
     }
     if (loom__ddp_plan_make(list, count, &options, &plan))
         fail_msg("%s: %s", id, loom_error_message());
@@ -181,7 +181,8 @@ static void check_plan(const json_t *item, const char *id) {
             experts ? json_array_get(expert, i - json_array_size(dense)) : json_array_get(dense, i));
         dense_buckets += experts ? 0 : plan.buffers[i].bucket_count;
     }
-    is(id, "number of bucket groups", 0, dense_buckets, (int64_t)json_array_size(json_object_get(item, "bucket_groups")));
+    is(id, "number of bucket groups", 0, dense_buckets,
+        (int64_t)json_array_size(json_object_get(item, "bucket_groups")));
     loom__ddp_plan_free(&plan);
 }
 

@@ -184,9 +184,9 @@ enum { GOLDEN_BUCKET = 3000 };
 
 static inline void golden_layout_name(const golden_layout *layout, char *text) {
     static const char *const recompute[] = {"", " recompute-selective", " recompute-full"};
-    int used = snprintf(text, GOLDEN_TEXT, "tp%d dp%d%s mbs%lld%s%s%s%s", layout->tp, layout->dp, layout->sp ? " sp" : "",
-        (long long)layout->micro, layout->replicate ? " replicated-groups" : "", recompute[layout->recompute],
-        layout->overlap ? " overlapped" : "", layout->sharded ? " sharded" : "");
+    int used = snprintf(text, GOLDEN_TEXT, "tp%d dp%d%s mbs%lld%s%s%s%s", layout->tp, layout->dp,
+        layout->sp ? " sp" : "", (long long)layout->micro, layout->replicate ? " replicated-groups" : "",
+        recompute[layout->recompute], layout->overlap ? " overlapped" : "", layout->sharded ? " sharded" : "");
     if (layout->pp > 1)
         snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " pp%d%s%.0d%s%s", layout->pp, layout->vpp ? " v" : "",
             layout->vpp, layout->stages ? " " : "", layout->stages ? layout->stages : "");
