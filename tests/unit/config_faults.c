@@ -342,6 +342,35 @@ TEST(a_fault_outweighs_not_supported_yet) {
         "run.yaml:2:8: not supported yet: trace=true (the timeline); only false works");
 }
 
+TEST(fields_of_the_wrapper_that_is_not_used_are_named) {
+    (void)state;
+    loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
+    config.num_distributed_optimizer_instances = 2;
+    config.ddp_config.num_distributed_optimizer_instances = 4;
+    config.ddp_config.overlap_param_gather = true;
+    config.bucket_cap_mb = 5;
+    config.static_graph = true;
+    assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_ERR_CONFIG);
+    assert_string_equal(loom_error_message(),
+        "strategy.num_distributed_optimizer_instances: found 2, expected 1 without "
+        "strategy.ddp.use_distributed_optimizer\n"
+        "strategy.ddp.num_distributed_optimizer_instances: found 4, expected 1 or that of "
+        "strategy.num_distributed_optimizer_instances, 2\n"
+        "strategy.ddp.overlap_param_gather: found true without strategy.ddp.use_distributed_optimizer, which gathers "
+        "parameters; expected false\n"
+        "strategy.bucket_cap_mb: only strategy.ddp pytorch uses it\n"
+        "strategy.static_graph: only strategy.ddp pytorch uses it");
+    config.bucket_cap_mb = 0;
+    config.static_graph = false;
+    config.ddp_config.use_distributed_optimizer = true;
+    config.ddp_config.num_distributed_optimizer_instances = 2;
+    assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_OK);
+    config = loom_megatron_strategy_config_default();
+    config.ddp = "pytorch";
+    config.find_unused_parameters = config.gradient_as_bucket_view = true;
+    assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_OK);
+}
+
 TEST(override_faults_are_named) {
     (void)state;
     expect_override("steps", LOOM_ERR_CONFIG, "override: found \"steps\", expected field=value");
@@ -410,6 +439,7 @@ int main(void) {
         cmocka_unit_test(a_thousand_faults_end_in_a_short_message),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
         cmocka_unit_test(a_fault_outweighs_not_supported_yet),
+        cmocka_unit_test(fields_of_the_wrapper_that_is_not_used_are_named),
         cmocka_unit_test(override_faults_are_named),
         cmocka_unit_test(a_missing_file_is_named),
     };
