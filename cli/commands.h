@@ -54,7 +54,8 @@ loom_status loom_cli_check_same(loom_rank *rank, const loom_run_config *config);
 
 /* The strategy, launched, as the run file wants it. */
 loom_status loom_cli_fabric(loom_rank *rank, const loom_run_config *config, loom_fabric **fabric);
-/* The model of the run file, set up. */
-loom_status loom_cli_model(loom_fabric *fabric, const loom_run_config *config, loom_parallel **parallel);
+/* The model of the run file, set up, with memory for gradients where they are wanted. */
+loom_status loom_cli_model(
+    loom_fabric *fabric, const loom_run_config *config, bool gradients, loom_parallel **parallel);
 
 #endif

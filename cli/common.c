@@ -179,13 +179,15 @@ loom_status loom_cli_fabric(loom_rank *rank, const loom_run_config *config, loom
     return LOOM_OK;
 }
 
-loom_status loom_cli_model(loom_fabric *fabric, const loom_run_config *config, loom_parallel **parallel) {
+loom_status loom_cli_model(
+    loom_fabric *fabric, const loom_run_config *config, bool gradients, loom_parallel **parallel) {
     loom_module *module;
     if (config->model.hf)
         LOOM_TRY(loom_gpt_create_from_hf(fabric, config->model.hf, &config->model.config, &module));
     else
         LOOM_TRY(loom_gpt_create(fabric, &config->model.config, &module));
-    return loom_fabric_setup_module(fabric, module, parallel);
+    return gradients ? loom_fabric_setup_module(fabric, module, parallel)
+                     : loom_fabric_setup_module_for_inference(fabric, module, parallel);
 }
 
 loom_status loom_cli_make_directories(const char *path) {

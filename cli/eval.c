@@ -201,7 +201,7 @@ static loom_status evaluate(loom_rank *rank, void *argument) {
     loom_parallel *parallel = NULL;
     LOOM_TRY(loom_cli_check_same(rank, e->config));
     LOOM_TRY(loom_cli_fabric(rank, e->config, &fabric));
-    loom_status status = loom_cli_model(fabric, e->config, &parallel);
+    loom_status status = loom_cli_model(fabric, e->config, e->out != NULL, &parallel);
     if (!status)
         status = compute(fabric, parallel, e);
     loom_parallel_destroy(parallel);

@@ -57,7 +57,7 @@ static loom_status rewrite(loom_rank *rank, void *argument) {
     loom_fabric *fabric;
     loom_parallel *parallel = NULL;
     LOOM_TRY(loom_cli_fabric(rank, from->config, &fabric));
-    loom_status status = loom_cli_model(fabric, from->config, &parallel);
+    loom_status status = loom_cli_model(fabric, from->config, false, &parallel);
     if (!status)
         status = loom_gpt_save_hf(parallel, from->given->out, &from->given->options);
     loom_parallel_destroy(parallel);

@@ -145,17 +145,17 @@ static loom_status read_tokens(const char *text, int64_t *tokens, int64_t *count
     }
 }
 
-/* The directory's own tokenizer, or bytes for a vocabulary that is theirs. */
+/* The directory's own tokenizer; without one, bytes for a vocabulary that is theirs. */
 static loom_status find_tokenizer(const char *directory, int64_t vocabulary, loom_tokenizer **tokenizer) {
     char path[4096];
-    bool bytes = vocabulary == loom_tokenizer_byte()->vocab_size;
     if (snprintf(path, sizeof path, "%s/tokenizer.json", directory) >= (int)sizeof path)
         return loom_fail(LOOM_ERR_ARGUMENT, "--hf: the path is too long");
-    if (!bytes && access(path, F_OK) != 0)
+    bool is_there = access(path, F_OK) == 0, bytes = vocabulary == loom_tokenizer_byte()->vocab_size;
+    if (!is_there && !bytes)
         return loom_fail(LOOM_ERR_NOT_FOUND,
             "%s is not there, and a vocabulary of %lld is not the byte tokenizer's; give the prompt by --tokens", path,
             (long long)vocabulary);
-    LOOM_TRY(loom_tokenizer_open(bytes ? "byte" : path, tokenizer));
+    LOOM_TRY(loom_tokenizer_open(is_there ? path : "byte", tokenizer));
     if ((*tokenizer)->vocab_size <= vocabulary)
         return LOOM_OK;
     return loom_fail(LOOM_ERR_CONFIG, "%s has %lld tokens, the model's vocabulary %lld", path,
@@ -234,7 +234,7 @@ static loom_status generate(loom_rank *rank, void *argument) {
     loom_parallel *parallel = NULL;
     LOOM_TRY(loom_cli_check_same(rank, run->config));
     LOOM_TRY(loom_cli_fabric(rank, run->config, &fabric));
-    loom_status status = loom_cli_model(fabric, run->config, &parallel);
+    loom_status status = loom_cli_model(fabric, run->config, false, &parallel);
     bool writes = loom_rank_index(rank) == 0;
     if (!status)
         status = loom_generate(parallel, &run->prompt, 1, run->options, writes ? write_token : write_nothing, run);
@@ -283,7 +283,9 @@ static int run_arguments(arguments *given) {
 int loom_cli_generate(int argc, char **argv) {
     static const struct argp_option options[] = {{"hf", 'm', "DIR", 0, "Hugging Face directory of the model", 0},
         {"prompt", 'p', "TEXT", 0,
-            "Text to continue, by the directory's tokenizer.json, or as bytes for the byte vocabulary of 257 tokens",
+            "Text to continue, by the directory's tokenizer.json, or without one as bytes for the byte vocabulary of "
+            "257 "
+            "tokens",
             0},
         {"tokens", 't', "N,N,...", 0, "Tokens to continue; then tokens are written, not text", 0},
         {"max-tokens", 'n', "N", 0, "Most tokens to write; 64 when not given", 0},

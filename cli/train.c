@@ -13,8 +13,15 @@
 /* Events of a rank's trace: some thousand steps of a small pipeline. */
 enum { TRACE_EVENTS = 1 << 16 };
 
+/* What all ranks of a process are given. */
+typedef struct job {
+    loom_run_config *config;
+    loom_tokenizer *tokenizer; /* of the data; NULL where they have none */
+} job;
+
 typedef struct training {
     const loom_run_config *config;
+    const loom_tokenizer *tokenizer;
     loom_rank *rank;
     loom_fabric *fabric;
     loom_parallel *parallel;
@@ -45,21 +52,29 @@ static loom_status training_samples(const training *t, int64_t *samples) {
     return LOOM_OK;
 }
 
-/* The tokens of data.path are of data.tokenizer, so the model must have a row for each of them. */
-static loom_status check_tokenizer(const loom_run_config *config) {
-    int64_t vocab_size = config->model.config.vocab_size;
-    if (vocab_size == 0 || strcmp(config->data.kind, "gpt") != 0 || strcmp(config->data.tokenizer, "byte") == 0)
+/* The tokens of data.path are of data.tokenizer, so the model must have a row for each of them. The byte tokenizer is
+ * also what a run file has that says nothing of its tokens: then the vocabulary alone tells how many there are. */
+static loom_status open_tokenizer(job *j) {
+    loom_run_config *config = j->config;
+    int64_t *vocab_size = &config->model.config.vocab_size;
+    if (strcmp(config->data.kind, "gpt") != 0)
         return LOOM_OK;
-    loom_tokenizer *tokenizer;
-    loom_status status = loom_tokenizer_open(config->data.tokenizer, &tokenizer);
+    loom_status status = loom_tokenizer_open(config->data.tokenizer, &j->tokenizer);
     if (status)
         return loom_fail_context(status, "data.tokenizer: ");
-    if (tokenizer->vocab_size > vocab_size)
-        status = loom_fail(LOOM_ERR_CONFIG,
-            "data.tokenizer: %s has %lld tokens, model.vocab_size is %lld, expected at least as many", tokenizer->name,
-            (long long)tokenizer->vocab_size, (long long)vocab_size);
-    loom_tokenizer_destroy(tokenizer);
-    return status;
+    int64_t needed = j->tokenizer->vocab_size;
+    if (*vocab_size == 0 && !config->model.hf)
+        *vocab_size = needed;
+    if (*vocab_size >= needed || strcmp(config->data.tokenizer, "byte") == 0)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_CONFIG,
+        "data.tokenizer: %s has %lld tokens, model.vocab_size is %lld, expected at least as many", j->tokenizer->name,
+        (long long)needed, (long long)*vocab_size);
+}
+
+/* The token that ends a document; -1 where the tokenizer has none, or the model no row for it. */
+static int64_t end_of_document(const training *t) {
+    return t->tokenizer->eod < t->config->model.config.vocab_size ? t->tokenizer->eod : -1;
 }
 
 static loom_status open_gpt(training *t) {
@@ -71,6 +86,10 @@ static loom_status open_gpt(training *t) {
     wanted.seed = config->seed;
     wanted.split = data->split;
     wanted.vocab_size = config->model.config.vocab_size;
+    wanted.eod = end_of_document(t);
+    wanted.reset_position_ids = data->reset_position_ids;
+    wanted.reset_attention_mask = data->reset_attention_mask;
+    wanted.eod_mask_loss = data->eod_mask_loss;
     LOOM_TRY(training_samples(t, &wanted.samples));
     LOOM_TRY(loom_gpt_dataset_create(t->indexed, &wanted, &t->train_set));
     if (config->validation.every <= 0)
@@ -166,9 +185,8 @@ static loom_hf_save_options save_options(const training *t) {
     const loom_run_config *config = t->config;
     loom_hf_save_options options = loom_hf_save_options_default();
     options.source = config->model.hf;
-    /* Token 256 ends a text; a smaller vocabulary has no room for it. A tokenizer of one's own stays where it is. */
-    if (!config->model.hf && strcmp(config->data.kind, "gpt") == 0 && strcmp(config->data.tokenizer, "byte") == 0 &&
-        config->model.config.vocab_size > 256)
+    /* A vocabulary that has no room for the end of a text is not of bytes alone. */
+    if (!config->model.hf && t->tokenizer && t->tokenizer->vocab_size <= config->model.config.vocab_size)
         options.tokenizer = config->data.tokenizer;
     return options;
 }
@@ -231,7 +249,7 @@ static loom_status set_up(training *t) {
     LOOM_TRY(loom_cli_check_same(t->rank, config));
     LOOM_TRY(loom_cli_fabric(t->rank, config, &t->fabric));
     LOOM_TRY(loom_agree(loom_rank_world(t->rank), open_data(t)));
-    LOOM_TRY(loom_cli_model(t->fabric, config, &t->parallel));
+    LOOM_TRY(loom_cli_model(t->fabric, config, true, &t->parallel));
     loom_optimizer_setup setup = {.schedule = config->lr, .steps = config->steps};
     LOOM_TRY(loom_fabric_setup_megatron_optimizer(t->fabric, t->parallel, &config->optim, &setup, &t->optimizer));
     LOOM_TRY(make_batches(t));
@@ -288,7 +306,8 @@ static loom_status train_steps(training *t) {
 }
 
 static loom_status train(loom_rank *rank, void *argument) {
-    training t = {.config = argument, .rank = rank};
+    const job *given = argument;
+    training t = {.config = given->config, .tokenizer = given->tokenizer, .rank = rank};
     loom_status status = set_up(&t);
     if (!status && t.progress) {
         int ranks = loom_rank_count(rank), threads = loom_team_size(loom_rank_team(rank));
@@ -341,19 +360,20 @@ int loom_cli_train(int argc, char **argv) {
         return loom_cli_fail(status);
     argp_err_exit_status = 2;
     argp_parse(&argp, argc, argv, 0, NULL, &given);
-    loom_run_config *config = NULL;
-    status = loom_run_config_load(given.path, given.overrides, given.override_count, &config);
+    job j = {0};
+    status = loom_run_config_load(given.path, given.overrides, given.override_count, &j.config);
     loom_cli_run_arguments_free(&given);
-    if (status)
-        return loom_cli_fail(status);
-    status = check_tokenizer(config);
+    if (!status)
+        status = open_tokenizer(&j);
+    int code;
     if (status) {
-        loom_run_config_destroy(config);
-        return loom_cli_fail(status);
+        code = loom_cli_fail(status);
+    } else {
+        /* Whoever stops reading the progress does not stop the training. */
+        signal(SIGPIPE, SIG_IGN);
+        code = loom_cli_run(j.config, train, &j);
     }
-    /* Whoever stops reading the progress does not stop the training. */
-    signal(SIGPIPE, SIG_IGN);
-    int code = loom_cli_run(config, train, config);
-    loom_run_config_destroy(config);
+    loom_tokenizer_destroy(j.tokenizer);
+    loom_run_config_destroy(j.config);
     return code;
 }

@@ -15,6 +15,7 @@ set_target_properties(megaloom_command PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON
 install(TARGETS megaloom_command)
 install(FILES docs/megaloom.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES cli/completion.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME megaloom)
+install(FILES cli/completion.zsh DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions RENAME _megaloom)
 
 # CMake: the shared library needs nothing; the static one finds its libraries when the package is looked for.
 install(EXPORT shared NAMESPACE megaloom:: FILE megaloomShared.cmake DESTINATION ${package_folder})

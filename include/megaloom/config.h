@@ -212,9 +212,11 @@ typedef struct loom_data_config {
                          `tokens` [steps, batch, sequence+1]; "mock": a deterministic synthetic stream */
     const loom_data_path *path;
     int64_t path_count;
-    const char *split;         /* shares of training, validation and test documents, "98,1,1" */
-    const char *tokenizer;     /* what loom_tokenizer_open takes; loading the run file does not open it */
-    int64_t micro_batch_size;  /* samples a rank takes at once */
+    const char *split;     /* shares of training, validation and test documents, "98,1,1" */
+    const char *tokenizer; /* what loom_tokenizer_open takes; loading the run file does not open it: where it is not
+                              "byte", and model.vocab_size is 0, the caller sets that one from it */
+    bool reset_position_ids, reset_attention_mask, eod_mask_loss; /* as in loom_gpt_dataset_config */
+    int64_t micro_batch_size;                                     /* samples a rank takes at once */
     int64_t global_batch_size; /* samples of a step over all ranks; 0 = micro_batch_size * data-parallel size, for kind
                                   "fixed" the batch of the file */
     int64_t rampup_batch_size[3]; /* start, increment, samples; all 0 = none */

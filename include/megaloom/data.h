@@ -290,11 +290,12 @@ LOOM_API void loom_batch_destroy(loom_batch *batch); /* NULL is accepted */
 typedef struct loom_data_loader {
     void *context;
     int64_t micro_batch_size; /* most rows of a batch */
-    int64_t sequence_length;  /* s of every batch */
+    int64_t sequence_length;  /* s of every batch, at most */
     int64_t microbatches;     /* of a step; 0 = the source does not know steps */
     bool document_boundaries; /* batches need document_start */
-    /* Fills `batch` (rows >= micro_batch_size, same s) with the next microbatch. LOOM_END after the last: nothing is
-     * filled. */
+    /* Fills `batch` (rows >= micro_batch_size, s = sequence_length) with the next microbatch. Where the model's
+     * variable_seq_lengths is set it may fill fewer positions and say so in batch->s, the same on all stages and tensor
+     * ranks. LOOM_END after the last: nothing is filled. */
     loom_status (*next)(void *context, loom_batch *batch);
     /* Samples handed out so far over all data-parallel ranks, those before the start included. */
     int64_t (*consumed_samples)(void *context);

@@ -14,8 +14,10 @@ typedef struct loom_hf_save_options {
     int64_t max_shard_bytes; /* of tensors in one file; a larger tensor gets a file of its own */
     const char *source;      /* NULL, or the Hugging Face directory that the model came from: its tokenizer,
                                 generation_config.json and token ids go along; borrowed */
-    const char *tokenizer;   /* NULL, or "byte" where there is no source: the byte tokenizer as tokenizer.json, its end
-                                of text as eos_token_id; borrowed */
+    const char *tokenizer;   /* NULL, or where there is no source what loom_tokenizer_open takes: "byte" is written as
+                                tokenizer.json, another one is copied with the tokenizer_config.json and
+                                special_tokens_map.json beside it; its eod and bos are eos_token_id and bos_token_id;
+                                borrowed */
 } loom_hf_save_options;
 /* fp32, shards of 5 GB, no source, no tokenizer. */
 LOOM_API loom_hf_save_options loom_hf_save_options_default(void);
@@ -27,8 +29,9 @@ LOOM_API loom_hf_save_options loom_hf_save_options_default(void);
  * rank 0 of the first stage writes, one tensor at a time, so that each rank holds the largest parameter once and the
  * writer twice. options NULL = the defaults. Collective over the world; all ranks fail together.
  *
- * Errors: LOOM_ERR_ARGUMENT (the options; what is at DIRECTORY), LOOM_ERR_UNSUPPORTED (what a Hugging Face model of
- * this architecture cannot be), LOOM_ERR_FORMAT (a finite weight that fp16 cannot hold), LOOM_ERR_IO, LOOM_ERR_MEMORY.
+ * Errors: LOOM_ERR_ARGUMENT (the options; what is at DIRECTORY; a tokenizer with more tokens than the model has rows),
+ * those of loom_tokenizer_open, LOOM_ERR_UNSUPPORTED (what a Hugging Face model of this architecture cannot be),
+ * LOOM_ERR_FORMAT (a finite weight that fp16 cannot hold), LOOM_ERR_IO, LOOM_ERR_MEMORY.
  */
 LOOM_API loom_status loom_gpt_save_hf(
     loom_parallel *parallel, const char *directory, const loom_hf_save_options *options);

@@ -168,6 +168,11 @@ LOOM_API loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
  * its environment) → precision → gradient buffers → sampler's callbacks. The parallel owns the module from now on, also
  * after an error. */
 LOOM_API loom_status loom_fabric_setup_module(loom_fabric *fabric, loom_module *module, loom_parallel **parallel);
+/* The same without wrapping in DDP (Megatron's wrap_with_ddp=False): no gradient buffer is made, parameters stay in the
+ * module's own memory, and loom_parameter.grad stays NULL. Validation, test and predict steps, generation and the
+ * writing of Hugging Face directories work; training steps, optimizers and gradients are refused (LOOM_ERR_STATE). */
+LOOM_API loom_status loom_fabric_setup_module_for_inference(
+    loom_fabric *fabric, loom_module *module, loom_parallel **parallel);
 LOOM_API void loom_parallel_destroy(loom_parallel *parallel); /* NULL is accepted */
 /* Nothing to do: parameters live where the rank computes. */
 LOOM_API loom_status loom_fabric_module_to_device(loom_fabric *fabric, loom_parallel *parallel);
@@ -292,7 +297,8 @@ LOOM_API loom_status loom_parallel_state_key(const loom_parallel *parallel, int6
 LOOM_API loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity);
 /* Ends it. Of the pipeline that rank 0 belongs to rank 0 writes DIRECTORY/trace.json (all that was recorded, for
  * Chrome's tracing and Perfetto) and DIRECTORY/timeline.svg (the last training step that was recorded whole), and logs
- * that step's bubble. Collective over the world. Errors: LOOM_ERR_STATE when none was begun; LOOM_ERR_IO. */
+ * that step's bubble, beside the one that the simulator finds with the mean times of that step. Collective over the
+ * world. Errors: LOOM_ERR_STATE when none was begun; LOOM_ERR_IO. */
 LOOM_API loom_status loom_parallel_trace_end(loom_parallel *parallel, const char *directory);
 
 #ifdef __cplusplus

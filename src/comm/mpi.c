@@ -12,6 +12,7 @@
 #include "comm/mpi_world.h"
 
 #if MEGALOOM_MPI
+#include "base/parts.h"
 #include "comm/reduce.h"
 #include <stdlib.h>
 #include <string.h>

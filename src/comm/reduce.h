@@ -12,11 +12,4 @@ void loom__reduce(
 /* True for the dtypes that loom__reduce knows. */
 bool loom__reduce_supports(loom_dtype dtype);
 
-/* Part `place` of `count` elements cut in `size` parts as equal as they can be: its first element. Part size-1 ends at
- * loom__part_begin(count, size, size) = count. */
-static inline int64_t loom__part_begin(int64_t count, int size, int place) {
-    int64_t rest = count % size;
-    return count / size * place + (place < rest ? place : rest);
-}
-
 #endif

@@ -8,6 +8,7 @@
  * Invariant (memory after a failure): a member reads foreign memory only between setting its `reading` word and
  * clearing it, and looks at the abort flag after setting it. A member that leaves a wait after a failure first waits
  * until the abort flag is set and then until all `reading` words are clear, so its buffers are its own again. */
+#include "base/parts.h"
 #include "comm/comm.h"
 #include "comm/reduce.h"
 #include <linux/futex.h>

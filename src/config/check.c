@@ -343,6 +343,16 @@ static void check_data(const loom_run_config *config, loom__faults *faults) {
         loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
             "not supported yet: validation.every=%" PRId64 " with data.kind %s; only 0 works", config->validation.every,
             data->kind);
+    const struct {
+        const char *name;
+        bool given;
+    } of_documents[] = {{"reset_position_ids", data->reset_position_ids},
+        {"reset_attention_mask", data->reset_attention_mask}, {"eod_mask_loss", data->eod_mask_loss}};
+    for (size_t i = 0; i < sizeof of_documents / sizeof *of_documents; i++)
+        if (of_documents[i].given && data->kind && strcmp(data->kind, "gpt") != 0)
+            loom__faults_add(faults, LOOM_ERR_CONFIG,
+                "data.%s: found true with data.kind %s, expected data.kind gpt: only its documents have ends",
+                of_documents[i].name, data->kind);
     double shares[LOOM_SPLIT_COUNT][2];
     loom__check_add_part(faults, loom_data_split_parse(data->split, shares));
 }

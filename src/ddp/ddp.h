@@ -89,7 +89,7 @@ loom_status loom__ddp_finish(loom__ddp *ddp);
  * overlap_param_gather, until the next loom__ddp_wait_parameters. Does nothing without shards. Collective over the
  * instance. */
 loom_status loom__ddp_gather(loom__ddp *ddp);
-/* All parameters are whole on this rank. Collective over the instance. */
+/* All parameters are whole on this rank. NULL: nobody changes them. Collective over the instance. */
 loom_status loom__ddp_wait_parameters(loom__ddp *ddp);
 /* The reduced gradients are whole on every member, for who reads them beside the optimizer. Does nothing without
  * shards. Collective over the instance, between finish and the next step. */

@@ -55,7 +55,7 @@ static loom_status await_parameter(void *context, int64_t place) {
 }
 
 loom_status loom__ddp_wait_parameters(loom__ddp *ddp) {
-    for (int64_t index = ddp->view.bucket_count - 1; index >= 0; index--)
+    for (int64_t index = ddp ? ddp->view.bucket_count - 1 : -1; index >= 0; index--)
         LOOM_TRY(await_bucket(ddp, index));
     return LOOM_OK;
 }

@@ -6,6 +6,7 @@
  * Invariant: the sizes passed loom__layout_check, so every product is exact and every division below leaves no rest
  * that matters. */
 #include "layout/layout.h"
+#include "base/parts.h"
 #include <string.h>
 
 enum { ENCODER, DECODER };
@@ -48,9 +49,9 @@ static const struct {
 };
 
 void loom__layout_range(int64_t n, int64_t parts, int64_t index, int64_t *first, int64_t *count) {
-    int64_t each = n / parts, rest = n % parts;
-    *first = each * index + (index < rest ? index : rest);
-    *count = each + (index < rest);
+    int64_t begin = loom__part_begin(n, parts, index);
+    *count = loom__part_begin(n, parts, index + 1) - begin;
+    *first = begin;
 }
 
 int64_t loom__layout_range_part(int64_t n, int64_t parts, int64_t i) {

@@ -71,12 +71,13 @@ loom_status loom__hf_fill(const loom__model_spec *spec, const loom__parameter_de
 /* The text of a directory's config.json (the caller's: free), and into path (bytes long) its name. */
 loom_status loom__hf_read_config_text(const char *directory, char *path, size_t bytes, char **text, size_t *length);
 
-/* Whether the model can be written to `directory`; by the rank that writes. */
-loom_status loom__hf_save_check(
-    const loom__parameter_set *set, const char *directory, const loom_hf_save_options *options);
+/* Whether the model can be written to `directory`; by the rank that writes. tokenizer: that of the options, opened;
+ * NULL where they name none, and on ranks that do not write. */
+loom_status loom__hf_save_check(const loom__parameter_set *set, const char *directory,
+    const loom_hf_save_options *options, const loom_tokenizer *tokenizer);
 /* The set's model as a Hugging Face directory, written by the rank with `writes`, one of a tensor and pipeline group.
  * Collective over `world`; `tp` and `pp` are this rank's tensor and pipeline groups. */
 loom_status loom__hf_save(const loom__parameter_set *set, loom_comm *tp, loom_comm *pp, loom_comm *world, bool writes,
-    const char *directory, const loom_hf_save_options *options);
+    const char *directory, const loom_hf_save_options *options, const loom_tokenizer *tokenizer);
 
 #endif

@@ -199,16 +199,38 @@ static loom_status copy(const char *from, const char *to) {
     return status;
 }
 
-loom_status loom__hf_directory_copy_companions(const char *source, const char *directory) {
+/* The file is optional. */
+static loom_status copy_into(const char *source, const char *name, const char *directory) {
+    char *from = loom__path_join(source, "/", name), *to = loom__path_join(directory, "/", name);
     loom_status status = LOOM_OK;
-    for (size_t i = 0; !status && i < sizeof companions / sizeof *companions; i++) {
-        char *from = loom__path_join(source, "/", companions[i]), *to = loom__path_join(directory, "/", companions[i]);
-        if (!from || !to)
-            status = no_memory(directory);
-        else if (access(from, F_OK) == 0)
-            status = copy(from, to);
-        free(from);
-        free(to);
-    }
+    if (!from || !to)
+        status = no_memory(directory);
+    else if (access(from, F_OK) == 0)
+        status = copy(from, to);
+    free(from);
+    free(to);
+    return status;
+}
+
+loom_status loom__hf_directory_copy_companions(const char *source, const char *directory) {
+    for (size_t i = 0; i < sizeof companions / sizeof *companions; i++)
+        LOOM_TRY(copy_into(source, companions[i], directory));
+    return LOOM_OK;
+}
+
+loom_status loom__hf_directory_copy_tokenizer(const char *path, const char *directory) {
+    static const char *const beside[] = {"special_tokens_map.json", "tokenizer_config.json"};
+    struct stat found;
+    bool is_folder = stat(path, &found) == 0 && S_ISDIR(found.st_mode);
+    const char *slash = strrchr(path, '/');
+    char *file = loom__path_join(path, "", is_folder ? "/tokenizer.json" : "");
+    char *to = loom__path_join(directory, "/", "tokenizer.json");
+    char *folder = is_folder ? strdup(path) : slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+    loom_status status = file && to && folder ? copy(file, to) : no_memory(directory);
+    for (size_t i = 0; !status && i < sizeof beside / sizeof *beside; i++)
+        status = copy_into(folder, beside[i], directory);
+    free(file);
+    free(to);
+    free(folder);
     return status;
 }

@@ -31,6 +31,7 @@ typedef struct plan {
 typedef struct save {
     const loom__parameter_set *set;
     const loom_hf_save_options *options;
+    const loom_tokenizer *tokenizer; /* of the options, on the writing rank */
     loom_comm *world;
     bool writes;
     /* From here on: of the writing rank alone. */
@@ -106,10 +107,14 @@ static loom_status write_index(const save *s) {
     return status;
 }
 
+static bool is_byte(const loom_hf_save_options *options) {
+    return options->tokenizer && strcmp(options->tokenizer, "byte") == 0;
+}
+
 static loom_status read_token_ids(const save *s, loom__hf_token_ids *ids) {
     *ids = (loom__hf_token_ids){-1, -1, -1};
-    if (s->options->tokenizer)
-        *ids = (loom__hf_token_ids){-1, LOOM__HF_BYTE_END, -1};
+    if (s->tokenizer)
+        *ids = (loom__hf_token_ids){s->tokenizer->bos, s->tokenizer->eod, -1};
     if (!s->options->source)
         return LOOM_OK;
     char path[4096], *text = NULL;
@@ -136,11 +141,13 @@ static loom_status write_texts(const save *s) {
     LOOM_TRY(write_text(s, "config.json", made, text));
     made = loom__hf_generation_text(&ids, &text);
     LOOM_TRY(write_text(s, "generation_config.json", made, text));
-    if (s->options->tokenizer) {
+    if (is_byte(s->options)) {
         made = loom__hf_byte_tokenizer_text(&text);
         LOOM_TRY(write_text(s, "tokenizer.json", made, text));
         made = loom__hf_byte_tokenizer_config_text(s->set->spec->config.max_position_embeddings, &text);
         LOOM_TRY(write_text(s, "tokenizer_config.json", made, text));
+    } else if (s->options->tokenizer) {
+        LOOM_TRY(loom__hf_directory_copy_tokenizer(s->options->tokenizer, s->temporary));
     }
     return s->options->source ? loom__hf_directory_copy_companions(s->options->source, s->temporary) : LOOM_OK;
 }
@@ -223,30 +230,28 @@ static loom_status save_parameter(void *argument, int64_t number, const float *c
 
 /* ---- the whole ---- */
 
-static loom_status check_options(const loom__parameter_set *set, const loom_hf_save_options *options) {
+static loom_status check_options(
+    const loom__parameter_set *set, const loom_hf_save_options *options, const loom_tokenizer *tokenizer) {
     if (options->dtype != LOOM_F32 && options->dtype != LOOM_BF16 && options->dtype != LOOM_F16)
         return loom_fail(LOOM_ERR_ARGUMENT, "dtype of a Hugging Face directory: found %s, expected F32, BF16 or F16",
             loom_dtype_name(options->dtype));
     if (options->max_shard_bytes < 1)
         return loom_fail(
             LOOM_ERR_ARGUMENT, "max_shard_bytes: found %lld, expected at least 1", (long long)options->max_shard_bytes);
-    if (options->tokenizer && strcmp(options->tokenizer, "byte") != 0)
-        return loom_fail(LOOM_ERR_ARGUMENT, "tokenizer of a Hugging Face directory: found \"%s\", expected \"byte\"",
-            options->tokenizer);
     if (options->tokenizer && options->source)
         return loom_fail(
             LOOM_ERR_ARGUMENT, "a Hugging Face directory gets its tokenizer from a source or by name, not both");
-    if (options->tokenizer && set->spec->config.vocab_size <= LOOM__HF_BYTE_END)
-        return loom_fail(LOOM_ERR_ARGUMENT, "the byte tokenizer needs a vocabulary of %d, the model has %lld",
-            LOOM__HF_BYTE_END + 1, (long long)set->spec->config.vocab_size);
+    if (tokenizer && tokenizer->vocab_size > set->spec->config.vocab_size)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the tokenizer %s has %lld tokens, the model a vocabulary of %lld",
+            options->tokenizer, (long long)tokenizer->vocab_size, (long long)set->spec->config.vocab_size);
     return LOOM_OK;
 }
 
-loom_status loom__hf_save_check(
-    const loom__parameter_set *set, const char *directory, const loom_hf_save_options *options) {
+loom_status loom__hf_save_check(const loom__parameter_set *set, const char *directory,
+    const loom_hf_save_options *options, const loom_tokenizer *tokenizer) {
     plan made;
     LOOM_TRY(loom__hf_check(set->spec));
-    LOOM_TRY(check_options(set, options));
+    LOOM_TRY(check_options(set, options, tokenizer));
     LOOM_TRY(loom__hf_directory_check(directory));
     loom_status status = make_plan(set, options, &made);
     free(made.tensors);
@@ -256,7 +261,7 @@ loom_status loom__hf_save_check(
 static loom_status begin(save *s, const char *directory) {
     if (!s->writes)
         return LOOM_OK;
-    LOOM_TRY(loom__hf_save_check(s->set, directory, s->options));
+    LOOM_TRY(loom__hf_save_check(s->set, directory, s->options, s->tokenizer));
     LOOM_TRY(make_plan(s->set, s->options, &s->plan));
     LOOM_TRY(loom__hf_directory_begin(directory, &s->temporary));
     return write_texts(s);
@@ -272,8 +277,8 @@ static loom_status finish(save *s, const char *directory) {
 }
 
 loom_status loom__hf_save(const loom__parameter_set *set, loom_comm *tp, loom_comm *pp, loom_comm *world, bool writes,
-    const char *directory, const loom_hf_save_options *options) {
-    save s = {.set = set, .options = options, .world = world, .writes = writes};
+    const char *directory, const loom_hf_save_options *options, const loom_tokenizer *tokenizer) {
+    save s = {.set = set, .options = options, .tokenizer = tokenizer, .world = world, .writes = writes};
     loom_status status = loom_agree(world, begin(&s, directory));
     if (!status)
         status = loom__parameter_set_visit(set, LOOM__PARAMETER_DATA, tp, pp, 1, save_parameter, &s);

@@ -43,9 +43,8 @@ loom_status loom__exchange_open(loom__exchange *exchange, loom_rank *rank, loom_
 }
 
 static int tag_of(const loom__exchange *exchange, const loom__message *message, int part) {
-    int64_t kind = (int64_t)message->flow * PARTS + part;
-    return (
-        int)((kind * exchange->chunks + message->boundary) * exchange->window + message->microbatch % exchange->window);
+    int64_t line = ((int64_t)message->flow * PARTS + part) * exchange->chunks + message->boundary;
+    return (int)(line * exchange->window + message->microbatch % exchange->window);
 }
 
 enum { PART_DATA, PART_SHAPE };
@@ -160,9 +159,16 @@ loom_status loom__exchange_take(loom__exchange *exchange, loom__incoming *incomi
     return from_wire(exchange, wire, tensor);
 }
 
-void loom__exchange_cancel_incoming(loom__incoming *incoming, loom_status why) {
+/* Whether MPI may still write to memory of messages that were given up: it stays allocated then. */
+static bool is_lent(const loom__exchange *exchange) {
+    return exchange->rank->endpoint->lent;
+}
+
+void loom__exchange_cancel_incoming(loom__exchange *exchange, loom__incoming *incoming, loom_status why) {
     loom_cancel(incoming->head, why);
     loom_cancel(incoming->body, why);
+    if (is_lent(exchange))
+        return;
     loom_tensor_release(incoming->wire);
     *incoming = (loom__incoming){0};
 }
@@ -274,7 +280,8 @@ void loom__exchange_cancel(loom__exchange *exchange, loom_status why) {
         exchange->first = outgoing->next;
         loom_cancel(outgoing->head, why);
         loom_cancel(outgoing->body, why);
-        drop(outgoing);
+        if (!is_lent(exchange))
+            drop(outgoing);
     }
     exchange->last = NULL;
     exchange->under_way = 0;

@@ -6,7 +6,7 @@
  * tape, and what it sends to the send; of both it remembers which values of the tape they are. At the end all cells are
  * empty, whatever happened. */
 #include "pipeline/pipeline.h"
-#include "comm/recorder.h"
+#include "comm/comm.h"
 #include "pipeline/exchange.h"
 #include "runtime/rank.h"
 #include <stdio.h>
@@ -426,13 +426,21 @@ static void give_up(loom__pipeline *p, loom_status why) {
     loom__exchange_cancel(&p->exchange, why);
     for (int64_t i = 0; i < p->run->microbatches * p->options.chunks; i++) {
         cell *c = &p->cells[i];
-        loom__exchange_cancel_incoming(&c->activation, why);
-        loom__exchange_cancel_incoming(&c->gradient, why);
+        loom__exchange_cancel_incoming(&p->exchange, &c->activation, why);
+        loom__exchange_cancel_incoming(&p->exchange, &c->gradient, why);
         loom_tensor_release(c->to_send);
         loom_tensor_release(c->d_output);
         loom_tensor_release(c->d_input);
         loom_tape_destroy(c->tape);
-        *c = (cell){0};
+        c->tape = NULL;
+        c->to_send = c->d_output = c->d_input = NULL;
+    }
+    /* Receives lie in the cells: what MPI may still write to is left where it is. */
+    if (p->rank->endpoint->lent) {
+        p->cells = NULL;
+        p->cell_count = 0;
+    } else {
+        memset(p->cells, 0, (size_t)p->cell_count * sizeof *p->cells);
     }
 }
 

@@ -28,9 +28,16 @@ static const family families[LOOM__ARCHITECTURE_COUNT] = {[LOOM__GPT2] = {.biase
 
 /* What of the configuration the family's files cannot say; NULL = nothing. */
 static const char *family_cannot(const family *has, const loom_model_config *config) {
-    bool qkv_bias_alone = config->add_qkv_bias && !config->add_bias_linear;
+    loom__biases biases = loom__model_biases(config);
     if (config->add_bias_linear && !has->biases)
         return "add_bias_linear true";
+    if (biases.proj && !has->biases)
+        return "a bias of attention's output projection";
+    if (biases.mlp && !has->biases)
+        return "biases of the MLP";
+    if (biases.proj && !biases.qkv)
+        return "a bias of attention's output projection alone";
+    bool qkv_bias_alone = biases.qkv && !biases.proj;
     if (qkv_bias_alone != has->qkv_bias)
         return qkv_bias_alone ? "a bias of qkv alone" : "no bias of qkv";
     if (config->window_size != 0 && !has->window)
@@ -48,6 +55,7 @@ loom_status loom__hf_check(const loom__model_spec *spec) {
     const loom_model_config *config = &spec->config;
     loom__architecture architecture = loom__architecture_find(config->architecture);
     bool gpt2 = architecture == LOOM__GPT2, gated = loom_activation_is_gated(config->activation);
+    loom__biases biases = loom__model_biases(config);
     const char *cannot = NULL;
     if (architecture == LOOM__ARCHITECTURE_UNKNOWN)
         cannot = "a name that is none of " LOOM__ARCHITECTURES_BUILT;
@@ -61,7 +69,7 @@ loom_status loom__hf_check(const loom__model_spec *spec) {
         cannot = "fewer query groups than heads";
     else if (gpt2 && config->kv_channels * config->num_attention_heads != config->hidden_size)
         cannot = "kv_channels other than hidden_size / num_attention_heads";
-    else if (gpt2 && !config->add_bias_linear)
+    else if (gpt2 && !(biases.qkv && biases.proj && biases.mlp))
         cannot = "add_bias_linear false";
     else if (!gpt2 && config->rotary_percent != 1.0)
         cannot = "rotary_percent below 1";

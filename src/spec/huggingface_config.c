@@ -157,7 +157,7 @@ static void read_gpt2(const reader *from, loom_model_config *model) {
     model->activation = get_activation(from, "activation_function", "gelu_new", false);
     model->position_embedding_type = LOOM_POSITION_LEARNED;
     model->add_bias_linear = true;
-    model->add_qkv_bias = true;
+    model->add_qkv_bias = model->add_proj_bias = model->add_mlp_bias = true;
     model->share_embeddings_and_output_weights = get_bool(from, "tie_word_embeddings", true);
     model->window_size = 0;
     model->init_method_std = get_number(from, "initializer_range", 0.02);
@@ -264,14 +264,11 @@ static int64_t get_derived_size(const reader *from, const char *key, int64_t oth
 static void read_biases(const reader *from, loom_model_config *model, loom__architecture architecture) {
     bool qwen2 = architecture == LOOM__QWEN2, llama = architecture == LOOM__LLAMA;
     bool attention_bias = get_bool(from, "attention_bias", qwen2);
-    bool mlp_bias = llama && get_bool(from, "mlp_bias", false);
-    model->add_bias_linear = llama && attention_bias;
     model->add_qkv_bias = attention_bias;
-    if (llama && attention_bias != mlp_bias)
-        loom__faults_add(from->faults, LOOM_ERR_UNSUPPORTED,
-            "%s: not supported yet: attention_bias %s beside mlp_bias %s; both or neither are", from->name,
-            attention_bias ? "true" : "false", mlp_bias ? "true" : "false");
-    else if (!llama && attention_bias != qwen2)
+    model->add_proj_bias = llama && attention_bias;
+    model->add_mlp_bias = llama && get_bool(from, "mlp_bias", false);
+    model->add_bias_linear = model->add_proj_bias && model->add_mlp_bias;
+    if (!llama && attention_bias != qwen2)
         not_built(from, "attention_bias", attention_bias ? "true" : "false");
 }
 

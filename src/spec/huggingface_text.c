@@ -13,6 +13,8 @@ typedef enum member_kind {
     MEMBER_SIZE_OR_NULL, /* 0 is written as null */
     MEMBER_NUMBER,
     MEMBER_FLAG,
+    MEMBER_ATTENTION_BIAS, /* of q, k, v and the output projection together */
+    MEMBER_MLP_BIAS,
     MEMBER_FALSE, /* whatever the configuration: the family can do more than we */
     MEMBER_ACTIVATION,
     MEMBER_ROPE
@@ -62,9 +64,9 @@ static const member kin_members[] = {
 };
 
 static const member llama_members[] = {
-    {"attention_bias", MEMBER_FLAG, AT(add_bias_linear)},
+    {"attention_bias", MEMBER_ATTENTION_BIAS, 0},
     {"head_dim", MEMBER_SIZE, AT(kv_channels)},
-    {"mlp_bias", MEMBER_FLAG, AT(add_bias_linear)},
+    {"mlp_bias", MEMBER_MLP_BIAS, 0},
 };
 
 static const member mistral_members[] = {
@@ -167,6 +169,10 @@ static json_t *member_value(const member *from, const loom_model_config *config)
         return json_real(*(const double *)(const void *)at);
     case MEMBER_FLAG:
         return json_boolean(*(const bool *)(const void *)at);
+    case MEMBER_ATTENTION_BIAS:
+        return json_boolean(loom__model_biases(config).proj);
+    case MEMBER_MLP_BIAS:
+        return json_boolean(loom__model_biases(config).mlp);
     case MEMBER_ACTIVATION:
         return json_string(activation_name(*(const loom_activation *)(const void *)at));
     case MEMBER_ROPE:

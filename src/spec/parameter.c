@@ -66,6 +66,14 @@ static void add_head_norm(list *to, const char *weight) {
     parameter->tensor_partial = true;
 }
 
+loom__biases loom__model_biases(const loom_model_config *config) {
+    return (loom__biases){
+        .qkv = config->add_bias_linear || config->add_qkv_bias,
+        .proj = config->add_bias_linear || config->add_proj_bias,
+        .mlp = config->add_bias_linear || config->add_mlp_bias,
+    };
+}
+
 /* A linear layer cut along its output (axis 0), bias included. */
 static void add_column_linear(
     list *to, const char *weight, const char *bias, int64_t out, int64_t in, loom__shard_kind shard, bool has_bias) {
@@ -75,14 +83,14 @@ static void add_column_linear(
 }
 
 /* A linear layer cut along its input (axis 1); the whole bias is added once, after the reduction. */
-static void add_row_linear(list *to, const char *weight, const char *bias, int64_t out, int64_t in) {
+static void add_row_linear(list *to, const char *weight, const char *bias, int64_t out, int64_t in, bool has_bias) {
     const loom_model_config *config = &to->spec->config;
     loom__parameter_descriptor *parameter = add(to, weight, 2, out, in);
     parameter->shard = LOOM__SHARD_SLICE;
     parameter->shard_axis = 1;
     if (config->use_scaled_init)
         parameter->std = config->init_method_std / sqrt(2.0 * (double)config->num_layers);
-    if (config->add_bias_linear)
+    if (has_bias)
         add(to, bias, 1, out, 1)->sequence_partial = true;
 }
 
@@ -91,18 +99,19 @@ static void add_layer(list *to) {
     int64_t h = config->hidden_size, f = config->ffn_hidden_size, d = config->kv_channels;
     int64_t n = config->num_attention_heads, g = config->num_query_groups;
     bool gated = loom_activation_is_gated(config->activation);
+    loom__biases biases = loom__model_biases(config);
     add_norm(to, "input_layernorm.weight", "input_layernorm.bias");
-    add_row_linear(to, "self_attention.linear_proj.weight", "self_attention.linear_proj.bias", h, n * d);
+    add_row_linear(to, "self_attention.linear_proj.weight", "self_attention.linear_proj.bias", h, n * d, biases.proj);
     add_column_linear(to, "self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias", (n + 2 * g) * d, h,
-        LOOM__SHARD_QKV_GROUPS, config->add_bias_linear || config->add_qkv_bias);
+        LOOM__SHARD_QKV_GROUPS, biases.qkv);
     if (config->qk_layernorm) {
         add_head_norm(to, "self_attention.q_layernorm.weight");
         add_head_norm(to, "self_attention.k_layernorm.weight");
     }
     add_norm(to, "pre_mlp_layernorm.weight", "pre_mlp_layernorm.bias");
     add_column_linear(to, "mlp.linear_fc1.weight", "mlp.linear_fc1.bias", gated ? 2 * f : f, h,
-        gated ? LOOM__SHARD_GATE_UP : LOOM__SHARD_SLICE, config->add_bias_linear);
-    add_row_linear(to, "mlp.linear_fc2.weight", "mlp.linear_fc2.bias", h, f);
+        gated ? LOOM__SHARD_GATE_UP : LOOM__SHARD_SLICE, biases.mlp);
+    add_row_linear(to, "mlp.linear_fc2.weight", "mlp.linear_fc2.bias", h, f, biases.mlp);
 }
 
 static void add_all(loom__model_spec *spec) {

@@ -58,6 +58,12 @@ typedef struct loom__model_spec {
  * legal values (heads, groups and tp; hidden and tp; …). sequence_parallel: seq_length must be divisible by tp. */
 loom_status loom__model_config_complete(loom_model_config *config, int64_t tp, bool sequence_parallel);
 
+/* Which linear layers have a bias. */
+typedef struct loom__biases {
+    bool qkv, proj, mlp; /* mlp: fc1 and fc2 */
+} loom__biases;
+loom__biases loom__model_biases(const loom_model_config *config);
+
 /* The parameters of a completed configuration. */
 loom_status loom__model_spec_create(const loom_model_config *completed, loom__model_spec **spec);
 void loom__model_spec_destroy(loom__model_spec *spec);

@@ -153,7 +153,7 @@ loom_status loom_fabric_launch(loom_fabric *fabric) {
     for (size_t i = 0; i < sizeof used_groups / sizeof *used_groups; i++)
         LOOM_TRY(create_group(fabric, used_groups[i]));
     if (!fabric->tuned) {
-        LOOM_TRY(tune(fabric));
+        LOOM_TRY(loom_agree(loom_rank_world(fabric->rank), tune(fabric)));
         if (loom_rank_index(fabric->rank) == 0 &&
             !environment->creates_processes_externally(environment->context, fabric->rank))
             loom_rank_log(fabric->rank, LOOM_LOG_INFO,

@@ -141,6 +141,11 @@ static loom_status name_nonfinite(const step_work *work, const loom_forward *don
     if (input)
         input->tape = 0; /* it is a value of the tape that is kept */
     forward.input = input;
+    /* The stage before has looked at it, so that it was finite when it left. */
+    if (input && has_nonfinite(parallel, input))
+        status = loom_fail(LOOM_ERR_NUMERIC,
+            "what came from the stage before is too large for strategy.pipeline_dtype %s; bf16 and fp32 hold more",
+            parallel->fabric->config.pipeline_dtype ? parallel->fabric->config.pipeline_dtype : "fp32");
     if (!status)
         status = parallel->module->forward(parallel->module->context, tape, &forward, &output);
     loom_tensor_release(output);
@@ -239,12 +244,14 @@ static loom_status forward(void *context, int64_t number, int64_t chunk, loom_ta
 
 static void sync(void *context, bool on) {
     const step_work *work = context;
-    loom__ddp_expect_last(work->parallel->ddp, on);
+    if (work->parallel->ddp) /* else there are no gradients */
+        loom__ddp_expect_last(work->parallel->ddp, on);
 }
 
 static void grad_sync(void *context, int64_t chunk) {
     const step_work *work = context;
-    loom__ddp_chunk_complete(work->parallel->ddp, chunk);
+    if (work->parallel->ddp)
+        loom__ddp_chunk_complete(work->parallel->ddp, chunk);
 }
 
 /* ---- the step ---- */

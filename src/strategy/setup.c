@@ -37,6 +37,14 @@ static void destroy_module(loom_module *module) {
         module->destroy(module->context);
 }
 
+loom_status loom__parallel_check_gradients(const loom_parallel *parallel, const char *who) {
+    return parallel->inference ? loom_fail(LOOM_ERR_STATE,
+                                     "%s: this module was set up by loom_fabric_setup_module_for_inference and has no "
+                                     "gradients, expected one of loom_fabric_setup_module",
+                                     who)
+                               : LOOM_OK;
+}
+
 static loom_status find_partial(loom_parallel *parallel) {
     parallel->partial = calloc((size_t)parallel->parameter_count + 1, sizeof(loom_parameter *));
     if (!parallel->partial)
@@ -174,8 +182,10 @@ static loom_status wrap(loom_parallel *parallel) {
     LOOM_TRY(module->parameters(module->context, &parallel->parameters, &parallel->parameter_count));
     if (precision->convert_module)
         LOOM_TRY(precision->convert_module(precision->context, parallel->module));
-    LOOM_TRY(wrap_ddp(parallel));
-    LOOM_TRY(find_partial(parallel));
+    if (!parallel->inference) {
+        LOOM_TRY(wrap_ddp(parallel));
+        LOOM_TRY(find_partial(parallel));
+    }
     return register_sampler(parallel->fabric);
 }
 
@@ -207,7 +217,7 @@ static loom_status setup(loom_parallel *parallel) {
     return log_parameter_count(parallel);
 }
 
-loom_status loom_fabric_setup_module(loom_fabric *fabric, loom_module *module, loom_parallel **out) {
+static loom_status setup_module(loom_fabric *fabric, loom_module *module, bool inference, loom_parallel **out) {
     if (!fabric->launched) {
         destroy_module(module);
         return loom_fail(LOOM_ERR_STATE, "setup_module: the fabric has not been launched");
@@ -219,6 +229,7 @@ loom_status loom_fabric_setup_module(loom_fabric *fabric, loom_module *module, l
     }
     parallel->fabric = fabric;
     parallel->module = module;
+    parallel->inference = inference;
     parallel->is_gpt = loom__module_is_gpt(module);
     parallel->reduction = *loom_loss_reduction_masked_token();
     parallel->token_factor = 1;
@@ -230,6 +241,14 @@ loom_status loom_fabric_setup_module(loom_fabric *fabric, loom_module *module, l
     }
     *out = parallel;
     return LOOM_OK;
+}
+
+loom_status loom_fabric_setup_module(loom_fabric *fabric, loom_module *module, loom_parallel **parallel) {
+    return setup_module(fabric, module, false, parallel);
+}
+
+loom_status loom_fabric_setup_module_for_inference(loom_fabric *fabric, loom_module *module, loom_parallel **parallel) {
+    return setup_module(fabric, module, true, parallel);
 }
 
 /* The optimizer as a callback: when the loss has been reduced it learns how many of the expected tokens counted. */
@@ -287,12 +306,14 @@ loom_status loom_parallel_parameters(loom_parallel *parallel, loom_parameter *co
 }
 
 loom_status loom_parallel_gather_gradients(loom_parallel *parallel) {
+    LOOM_TRY(loom__parallel_check_gradients(parallel, "gather_gradients"));
     return loom__ddp_gather_gradients(parallel->ddp);
 }
 
 loom_status loom_fabric_setup_optimizer(loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer) {
     if (parallel->optimizer == optimizer)
         return LOOM_OK;
+    LOOM_TRY(loom__parallel_check_gradients(parallel, "setup_optimizer"));
     if (parallel->optimizer)
         return loom_fail(LOOM_ERR_STATE, "setup_optimizer: this module has another optimizer already");
     const loom_precision_plugin *precision = fabric->precision_plugin;
@@ -313,6 +334,7 @@ static int64_t owned_elements(const loom_parameter *parameter, void *context) {
 
 loom_status loom_fabric_setup_megatron_optimizer(loom_fabric *fabric, loom_parallel *parallel,
     const loom_optimizer_config *config, const loom_optimizer_setup *setup, loom_optimizer **optimizer) {
+    LOOM_TRY(loom__parallel_check_gradients(parallel, "setup_megatron_optimizer"));
     if (parallel->optimizer)
         return loom_fail(LOOM_ERR_STATE, "setup_megatron_optimizer: this module has an optimizer already");
     loom_optimizer_config converted = *config;
@@ -363,14 +385,17 @@ loom_status loom_gpt_describe_hf(loom_parallel *parallel, loom_safetensors_write
 }
 
 /* What is read is whole on this rank. */
-static loom_status make_whole(loom_parallel *parallel, bool gradients) {
-    return gradients ? loom__ddp_gather_gradients(parallel->ddp) : loom__ddp_wait_parameters(parallel->ddp);
+static loom_status make_whole(loom_parallel *parallel, bool gradients, const char *who) {
+    if (!gradients)
+        return loom__ddp_wait_parameters(parallel->ddp);
+    LOOM_TRY(loom__parallel_check_gradients(parallel, who));
+    return loom__ddp_gather_gradients(parallel->ddp);
 }
 
 loom_status loom_gpt_write_hf(loom_parallel *parallel, bool gradients, loom_safetensors_writer *writer) {
     const loom__parameter_set *set = NULL;
     LOOM_TRY(gpt_set(parallel, &set));
-    LOOM_TRY(make_whole(parallel, gradients));
+    LOOM_TRY(make_whole(parallel, gradients, "write_hf"));
     loom_comm *const *groups = parallel->fabric->groups;
     return loom__hf_write(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA, groups[LOOM_GROUP_TP],
         groups[LOOM_GROUP_PP], (float)(gradients ? parallel->token_factor : 1), writer);
@@ -393,7 +418,7 @@ loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
     void *context) {
     const loom__parameter_set *set = NULL;
     LOOM_TRY(gpt_set(parallel, &set));
-    LOOM_TRY(make_whole(parallel, gradients));
+    LOOM_TRY(make_whole(parallel, gradients, "visit"));
     loom_comm *const *groups = parallel->fabric->groups;
     visit_context visited = {set, body, context};
     return loom__parameter_set_visit(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA,
@@ -406,22 +431,38 @@ static bool writes_hf(const loom_parallel *parallel) {
            loom_comm_rank(groups[LOOM_GROUP_PP]) == 0;
 }
 
+/* The tokenizer that goes along, on the rank that writes. */
+static loom_status open_tokenizer(
+    const loom_parallel *parallel, const loom_hf_save_options *options, loom_tokenizer **tokenizer) {
+    *tokenizer = NULL;
+    return writes_hf(parallel) && options->tokenizer ? loom_tokenizer_open(options->tokenizer, tokenizer) : LOOM_OK;
+}
+
 loom_status loom_gpt_check_save_hf(
     loom_parallel *parallel, const char *directory, const loom_hf_save_options *options) {
     const loom__parameter_set *set = NULL;
-    loom_hf_save_options plain = loom_hf_save_options_default();
+    loom_hf_save_options chosen = options ? *options : loom_hf_save_options_default();
+    loom_tokenizer *tokenizer;
     LOOM_TRY(gpt_set(parallel, &set));
-    loom_status status =
-        writes_hf(parallel) ? loom__hf_save_check(set, directory, options ? options : &plain) : LOOM_OK;
+    loom_status status = open_tokenizer(parallel, &chosen, &tokenizer);
+    if (!status && writes_hf(parallel))
+        status = loom__hf_save_check(set, directory, &chosen, tokenizer);
+    loom_tokenizer_destroy(tokenizer);
     return loom_agree(loom_rank_world(parallel->fabric->rank), status);
 }
 
 loom_status loom_gpt_save_hf(loom_parallel *parallel, const char *directory, const loom_hf_save_options *options) {
     const loom__parameter_set *set = NULL;
-    loom_hf_save_options plain = loom_hf_save_options_default();
+    loom_hf_save_options chosen = options ? *options : loom_hf_save_options_default();
+    loom_comm *world = loom_rank_world(parallel->fabric->rank);
+    loom_tokenizer *tokenizer;
     LOOM_TRY(gpt_set(parallel, &set));
-    LOOM_TRY(make_whole(parallel, false));
+    LOOM_TRY(loom__ddp_wait_parameters(parallel->ddp));
     loom_comm *const *groups = parallel->fabric->groups;
-    return loom__hf_save(set, groups[LOOM_GROUP_TP], groups[LOOM_GROUP_PP], loom_rank_world(parallel->fabric->rank),
-        writes_hf(parallel), directory, options ? options : &plain);
+    loom_status status = loom_agree(world, open_tokenizer(parallel, &chosen, &tokenizer));
+    if (!status)
+        status = loom__hf_save(set, groups[LOOM_GROUP_TP], groups[LOOM_GROUP_PP], world, writes_hf(parallel), directory,
+            &chosen, tokenizer);
+    loom_tokenizer_destroy(tokenizer);
+    return status;
 }

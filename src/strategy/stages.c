@@ -58,6 +58,13 @@ loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks) {
         schedule && strcmp(schedule, "zero-bubble") == 0 ? LOOM_SCHEDULE_ZERO_BUBBLE : LOOM_SCHEDULE_1F1B;
     if (parallel->stages > 1)
         LOOM_TRY(find_chunks(parallel, chunks));
+    if (parallel->chunk_count > 1 && parallel->schedule == LOOM_SCHEDULE_ZERO_BUBBLE) {
+        free(*chunks);
+        *chunks = NULL;
+        return loom_fail(LOOM_ERR_CONFIG,
+            "schedule: found zero-bubble with %lld chunks of the model on a stage, expected 1f1b, or one chunk",
+            (long long)parallel->chunk_count);
+    }
     const loom_model_config *model = loom_parallel_model_config(parallel);
     loom__pipeline_options options = {
         .chunks = parallel->chunk_count,

@@ -136,6 +136,8 @@ static loom_status run_step(
 loom_status loom_parallel_step(loom_parallel *parallel, loom_step_mode mode, loom_batches *batches,
     const loom_step_sizes *sizes, loom_logits_function receive, void *context, loom_step_result *result) {
     LOOM_TRY(check_mode(mode));
+    if (mode == LOOM_TRAINING)
+        LOOM_TRY(loom__parallel_check_gradients(parallel, "training_step"));
     if (receive && !loom_parallel_model_config(parallel))
         return loom_fail(
             LOOM_ERR_ARGUMENT, "this module has no configuration that tells its vocabulary: logits cannot be given");

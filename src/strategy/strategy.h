@@ -47,12 +47,13 @@ struct loom_parallel {
     loom_fabric *fabric;
     loom_module *module;
     bool is_gpt;                        /* made by loom_gpt_create */
+    bool inference;                     /* set up without gradients */
     int64_t stage, stages, chunk_count; /* of the pipeline; chunks of this stage */
     loom_schedule_kind schedule;
     loom__pipeline *pipeline;
     loom__step_schedule training, evaluation;
     loom__trace trace;
-    loom__ddp *ddp;
+    loom__ddp *ddp; /* NULL for inference */
     loom_loss_reduction reduction;
     loom_parameter *const *parameters;
     int64_t parameter_count;
@@ -82,6 +83,8 @@ struct loom_batches {
 
 /* A copy of the filled rows; loom_batch_destroy. */
 loom_status loom__batch_copy(const loom_batch *batch, loom_batch **copy);
+/* LOOM_OK where the module has gradients; else LOOM_ERR_STATE, in which `who` wants them. */
+loom_status loom__parallel_check_gradients(const loom_parallel *parallel, const char *who);
 /* Fills in the sizes of a step that nobody has given, as far as its loader knows them. */
 void loom__infer_sizes(loom_step *step);
 /* Finds the parallel's place in the pipeline and makes its executor. *chunks [chunk_count] are this stage's parts of

@@ -125,6 +125,45 @@ static loom_status write_picture(const char *directory, const loom_timeline *tim
     return close_file(directory, "timeline.svg", file, loom_timeline_write_svg(file, timeline));
 }
 
+/* The bubble that the schedule has by itself, when every computation takes what its kind takes on average in its chunk
+ * of its stage: what is more in a measured step comes from elsewhere. */
+static loom_status simulate(
+    const loom_parallel *parallel, const loom_schedule_event *events, int64_t count, double *bubble) {
+    enum { FORWARD, INPUT, WEIGHT, PARTS };
+    const loom_schedule_config *config = &parallel->training.config;
+    int64_t stages = parallel->stages, chunks = stages * parallel->chunk_count;
+    double *means = calloc((size_t)(PARTS * chunks), sizeof *means);
+    int64_t *times = calloc((size_t)(PARTS * chunks), sizeof *times);
+    loom_schedule_list *lists = calloc((size_t)stages, sizeof *lists);
+    loom_schedule_result result = {0};
+    loom_status status = means && times && lists ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace");
+    for (int64_t i = 0; !status && i < count; i++) {
+        const loom_schedule_event *event = &events[i];
+        bool computes = event->kind <= LOOM_INSTRUCTION_BACKWARD_WEIGHT;
+        int part = event->kind == LOOM_INSTRUCTION_FORWARD           ? FORWARD
+                   : event->kind == LOOM_INSTRUCTION_BACKWARD_WEIGHT ? WEIGHT
+                                                                     : INPUT;
+        int64_t at = part * chunks + event->stage * parallel->chunk_count + event->chunk;
+        means[at] += computes ? event->end - event->start : 0;
+        times[at] += computes;
+    }
+    for (int64_t i = 0; !status && i < PARTS * chunks; i++)
+        means[i] /= times[i] ? (double)times[i] : 1;
+    for (int64_t i = 0; !status && i < stages; i++)
+        status = loom_schedule_make(config, i, &lists[i]);
+    loom_schedule_costs costs = {means, means + INPUT * chunks, means + WEIGHT * chunks, 0};
+    if (!status)
+        status = loom_schedule_simulate(config, lists, &costs, false, &result);
+    *bubble = result.bubble;
+    loom_schedule_result_free(&result);
+    for (int64_t i = 0; lists && i < stages; i++)
+        loom_schedule_list_free(&lists[i]);
+    free(lists);
+    free(times);
+    free(means);
+    return status;
+}
+
 /* Rank 0's part. The events of the shown step begin at 0. */
 static loom_status write_files(const loom_parallel *parallel, const char *directory, loom_timeline *whole,
     loom_schedule_event *shown, int64_t shown_count) {
@@ -150,8 +189,13 @@ static loom_status write_files(const loom_parallel *parallel, const char *direct
     whole->events = shown;
     whole->event_count = shown_count;
     LOOM_TRY(write_picture(directory, whole));
-    loom_rank_log(rank, LOOM_LOG_INFO, "bubble of step %lld: %.1f %% of the time of %lld stages; %s/timeline.svg",
-        (long long)trace->shown_step, 100 * loom_timeline_bubble(whole), (long long)parallel->stages, directory);
+    double expected;
+    LOOM_TRY(simulate(parallel, shown, shown_count, &expected));
+    loom_rank_log(rank, LOOM_LOG_INFO,
+        "bubble of step %lld: %.1f %% of the time of %lld stages, %.1f %% by the schedule with the mean time of each "
+        "stage's computations; %s/timeline.svg",
+        (long long)trace->shown_step, 100 * loom_timeline_bubble(whole), (long long)parallel->stages, 100 * expected,
+        directory);
     return LOOM_OK;
 }
 

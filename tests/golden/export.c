@@ -292,7 +292,12 @@ static loom_status refuse(loom_rank *rank, void *argument) {
     options = plain;
     options.tokenizer = "words";
     if (!status)
-        status = must_refuse(&model, path, &options, LOOM_ERR_ARGUMENT, "\"words\"");
+        status = must_refuse(&model, path, &options, LOOM_ERR_UNSUPPORTED, "'words'");
+    char *tokenizer = golden_path("tokenizer/llama3");
+    options.tokenizer = tokenizer;
+    if (!status && access(tokenizer, F_OK) == 0)
+        status = must_refuse(&model, path, &options, LOOM_ERR_ARGUMENT, "has 563 tokens, the model a vocabulary of");
+    free(tokenizer);
     /* A weight that fp16 cannot hold ends the export on both ranks, and nothing stays. */
     loom_parameter *const *parameters;
     int64_t count;

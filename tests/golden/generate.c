@@ -204,35 +204,10 @@ static loom_status walk(loom_rank *rank, void *argument) {
     return LOOM_OK;
 }
 
-/* ---- the tests */
-
-static void one_rank_writes_what_transformers_writes(void **state) {
-    golden_world(*state, 1);
-}
-
-static void two_ranks_write_what_transformers_writes(void **state) {
-    golden_world(*state, 2);
-}
-
-static void four_ranks_write_what_transformers_writes(void **state) {
-    golden_world(*state, 4);
-}
-
-static void launched_ranks_write_what_transformers_writes(void **state) {
-    golden_world(*state, 0);
-}
-
 int main(void) {
     generate_suite suite = {.golden = {.name = "golden.generate", .left_out = "heads do not divide", .walk = walk}};
-    const struct CMUnitTest alone[] = {
-        cmocka_unit_test_prestate(one_rank_writes_what_transformers_writes, &suite),
-        cmocka_unit_test_prestate(two_ranks_write_what_transformers_writes, &suite),
-        cmocka_unit_test_prestate(four_ranks_write_what_transformers_writes, &suite),
-    };
-    const struct CMUnitTest launched[] = {
-        cmocka_unit_test_prestate(launched_ranks_write_what_transformers_writes, &suite)};
     load(&suite);
-    int failed = golden_main(&suite.golden, alone, sizeof alone / sizeof *alone, launched, 1);
+    int failed = golden_claim(&suite.golden, "tokens_are_those_of_transformers");
     for (int i = 0; i < suite.golden.cases; i++)
         free_case(&suite.cases[i]);
     free(suite.cases);

@@ -227,6 +227,9 @@ static loom_status walk(loom_rank *rank, void *argument) {
                     LOOM_TRY(run_layout(suite, rank, &suite->cases[i], &layout));
                     micro *= 2;
                 } while (micro <= most);
+                golden_layout staged = {.tp = tp, .dp = world / tp / 2, .pp = 2, .sp = sp, .micro = 1};
+                if (world / tp % 2 == 0)
+                    LOOM_TRY(run_layout(suite, rank, &suite->cases[i], &staged));
             }
     return LOOM_OK;
 }
@@ -258,7 +261,7 @@ static void launched_ranks_equal_hugging_face(void **state) {
 
 int main(void) {
     hf_suite suite = {
-        .golden = {.name = "golden.hf", .left_out = "heads, sequence or batch do not divide", .walk = walk}};
+        .golden = {.name = "golden.hf", .left_out = "heads, layers, sequence or batch do not divide", .walk = walk}};
     const struct CMUnitTest alone[] = {
         cmocka_unit_test_prestate(one_rank_equals_hugging_face, &suite),
         cmocka_unit_test_prestate(two_ranks_equal_hugging_face, &suite),

@@ -356,34 +356,10 @@ static loom_status walk(loom_rank *rank, void *argument) {
     return LOOM_OK;
 }
 
-/* ---- the tests */
-
-static void one_rank_equals_megatron_core(void **state) {
-    golden_world(*state, 1);
-}
-
-static void two_ranks_equal_megatron_core(void **state) {
-    golden_world(*state, 2);
-}
-
-static void four_ranks_equal_megatron_core(void **state) {
-    golden_world(*state, 4);
-}
-
-static void launched_ranks_equal_megatron_core(void **state) {
-    golden_world(*state, 0);
-}
-
 int main(void) {
     mcore_suite suite = {.golden = {.name = "golden.mcore", .left_out = "expert", .walk = walk}};
-    const struct CMUnitTest alone[] = {
-        cmocka_unit_test_prestate(one_rank_equals_megatron_core, &suite),
-        cmocka_unit_test_prestate(two_ranks_equal_megatron_core, &suite),
-        cmocka_unit_test_prestate(four_ranks_equal_megatron_core, &suite),
-    };
-    const struct CMUnitTest launched[] = {cmocka_unit_test_prestate(launched_ranks_equal_megatron_core, &suite)};
     load(&suite);
-    int failed = golden_main(&suite.golden, alone, sizeof alone / sizeof *alone, launched, 1);
+    int failed = golden_claim(&suite.golden, "numbers_are_those_of_megatron_core");
     for (int i = 0; i < suite.golden.cases; i++)
         free_case(&suite.cases[i]);
     free(suite.cases);

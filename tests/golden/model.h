@@ -83,8 +83,9 @@ static inline double golden_at(const json_t *object, const char *key, int64_t in
 /* Our own tree's cases whose architecture is built: being refused would not do. Another tree (MEGALOOM_GOLDEN) has its
  * own. */
 static inline bool golden_must_run(const char *name) {
-    static const char *const built[] = {"gemma", "gpt2", "gpt2_tiny4", "llama", "llama3_rope", "llama_bf16",
-        "llama_gqa_tied", "llama_gqa_untied", "llama_sharded", "llama_tiny4", "mistral_swa", "qwen2", "qwen3"};
+    static const char *const built[] = {"gemma", "gpt2", "gpt2_tiny4", "llama", "llama3_rope", "llama_attention_bias",
+        "llama_bf16", "llama_gqa_tied", "llama_gqa_untied", "llama_mlp_bias", "llama_sharded", "llama_tiny4",
+        "mistral_swa", "qwen2", "qwen3"};
     bool found = false;
     for (size_t i = 0; i < sizeof built / sizeof *built; i++)
         found = found || strcmp(name, built[i]) == 0;
@@ -197,7 +198,7 @@ static inline bool golden_groups_divide(const loom_model_config *config, int tp)
     return groups % tp == 0;
 }
 
-/* What a layout asks of a case: heads, MLP width, sequence and batch divide, and the query groups do, or can be
+/* What a layout asks of a case: heads, MLP width, layers, sequence and batch divide, and the query groups do, or can be
  * replicated. */
 static inline bool golden_layout_divides(
     const golden_layout *layout, const loom_model_config *config, int64_t s, int64_t batch) {
@@ -205,6 +206,9 @@ static inline bool golden_layout_divides(
     if (config->num_attention_heads % layout->tp || f % layout->tp || (layout->sp && s % layout->tp))
         return false;
     if (!golden_groups_divide(config, layout->tp) && layout->tp % config->num_query_groups)
+        return false;
+    int64_t chunks = (int64_t)(layout->pp ? layout->pp : 1) * (layout->vpp ? layout->vpp : 1);
+    if (!layout->stages && config->num_layers % chunks)
         return false;
     return batch % layout->dp == 0 && batch / layout->dp % layout->micro == 0;
 }
@@ -472,6 +476,37 @@ static inline int golden_main(golden_suite *suite, const struct CMUnitTest *alon
     if (!suite->is_first)
         return suite->status != LOOM_OK;
     return _cmocka_run_group_tests(suite->name, launched, launched_count, NULL, NULL);
+}
+
+static inline void golden_world_of_1(void **state) {
+    golden_world(*state, 1);
+}
+
+static inline void golden_world_of_2(void **state) {
+    golden_world(*state, 2);
+}
+
+static inline void golden_world_of_4(void **state) {
+    golden_world(*state, 4);
+}
+
+static inline void golden_world_launched(void **state) {
+    golden_world(*state, 0);
+}
+
+/* The whole of a program with one claim: the tests CLAIM_on_1_rank, …_on_2_ranks, …_on_4_ranks, …_on_launched_ranks. */
+static inline int golden_claim(golden_suite *suite, const char *claim) {
+    enum { WORLDS = 3 };
+    const CMUnitTestFunction worlds[WORLDS + 1] = {
+        golden_world_of_1, golden_world_of_2, golden_world_of_4, golden_world_launched};
+    const char *const where[WORLDS + 1] = {"1_rank", "2_ranks", "4_ranks", "launched_ranks"};
+    char names[WORLDS + 1][GOLDEN_TEXT];
+    struct CMUnitTest tests[WORLDS + 1];
+    for (int i = 0; i <= WORLDS; i++) {
+        snprintf(names[i], sizeof names[i], "%s_on_%s", claim, where[i]);
+        tests[i] = (struct CMUnitTest){.name = names[i], .test_func = worlds[i], .initial_state = suite};
+    }
+    return golden_main(suite, tests, WORLDS, tests + WORLDS, 1);
 }
 
 #endif

@@ -38,7 +38,7 @@ static loom_status start(loom_rank *rank, model_kind kind, small_run *run) {
     LOOM_TRY(loom_fabric_create(rank, &strategy, NULL, &run->fabric));
     LOOM_TRY(loom_fabric_launch(run->fabric));
     LOOM_TRY(loom_gpt_create(run->fabric, &config, &module));
-    return loom_fabric_setup_module(run->fabric, module, &run->parallel);
+    return loom_fabric_setup_module_for_inference(run->fabric, module, &run->parallel);
 }
 
 typedef loom_status (*body_function)(loom_rank *rank, const small_run *run, void *argument);

@@ -74,6 +74,85 @@ static void each_forward_has_its_events_each_microbatch_is_read_once_and_all_sta
     must_run(4, watch, NULL);
 }
 
+/* ---- precision ---- */
+
+typedef struct converted {
+    int64_t inputs, outputs;
+} converted;
+
+static loom_status convert_input(void *context, const loom_batch *batch) {
+    ((converted *)context)->inputs += batch->b;
+    return LOOM_OK;
+}
+
+static loom_status convert_output(void *context, loom_tensor *output) {
+    ((converted *)context)->outputs += output->shape[1];
+    return LOOM_OK;
+}
+
+static loom_status convert(loom_rank *rank, void *argument) {
+    pipe_case c = pipe_filled(&interleaved);
+    loom_megatron_strategy_config strategy = pipe_strategy(&c);
+    loom_model_config model = pipe_model(&c);
+    converted seen_here = {0};
+    loom_precision_plugin plugin = *loom_precision_plugin_fp32();
+    small_run run = {0};
+    loom_module *module;
+    double loss;
+    (void)argument;
+    plugin.context = &seen_here;
+    plugin.convert_input = convert_input;
+    plugin.convert_output = convert_output;
+    strategy.precision = &plugin;
+    LOOM_TRY(loom_fabric_create(rank, &strategy, NULL, &run.fabric));
+    LOOM_TRY(loom_fabric_launch(run.fabric));
+    LOOM_TRY(loom_gpt_create(run.fabric, &model, &module));
+    LOOM_TRY(loom_fabric_setup_module(run.fabric, module, &run.parallel));
+    LOOM_TRY(small_data(&run, LOOM_TRAINING, 8, 1, 8));
+    LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
+    bool last = run.parallel->stage == 1;
+    CHECK(seen_here.inputs == (last ? 0 : 4) && seen_here.outputs == (last ? 4 : 0),
+        "stage %lld converted %lld inputs and %lld outputs", (long long)run.parallel->stage,
+        (long long)seen_here.inputs, (long long)seen_here.outputs);
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void inputs_are_converted_where_the_model_begins_and_outputs_where_it_ends(void **state) {
+    (void)state;
+    must_run(4, convert, NULL);
+}
+
+/* ---- buckets ---- */
+
+static loom_status look_at_buckets(loom_rank *rank, void *argument) {
+    pipe_case c = pipe_filled(&interleaved);
+    small_run run;
+    (void)argument;
+    c.overlap = true;
+    LOOM_TRY(pipe_start(rank, &c, &run));
+    const loom__ddp_view *view = loom__ddp_view_of(run.parallel->ddp);
+    int64_t of_chunk[2] = {0};
+    for (int64_t i = 0; i < view->bucket_count; i++) {
+        const loom__ddp_bucket *bucket = &view->buckets[i];
+        int64_t chunk = view->parameters[bucket->first_place]->chunk;
+        for (int64_t p = 0; p < bucket->places; p++)
+            CHECK(view->parameters[bucket->first_place + p]->chunk == chunk, "bucket %lld holds two chunks",
+                (long long)i);
+        of_chunk[chunk]++;
+    }
+    bool cut = run.parallel->stage == 0;
+    CHECK(of_chunk[1] == 1 && (cut ? of_chunk[0] > 1 : of_chunk[0] == 1), "stage %lld has %lld and %lld buckets",
+        (long long)run.parallel->stage, (long long)of_chunk[0], (long long)of_chunk[1]);
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void only_the_first_chunk_of_the_first_stage_has_several_buckets(void **state) {
+    (void)state;
+    must_run(4, look_at_buckets, NULL);
+}
+
 /* ---- logits ---- */
 
 enum { LOGIT_ROWS = 4, LOGITS = LOGIT_ROWS * SMALL_SEQUENCE * SMALL_VOCABULARY };
@@ -398,6 +477,70 @@ static void chunks_have_the_state_keys_of_the_reference(void **state) {
     must_run(2, say_keys, &chunks);
 }
 
+/* ---- the trace ---- */
+
+typedef struct trace_job {
+    int64_t capacity;
+    const char *folder;
+} trace_job;
+
+static loom_status trace(loom_rank *rank, void *argument) {
+    const trace_job *job = argument;
+    pipe_case c = pipe_filled(&interleaved);
+    small_run run;
+    double loss;
+    LOOM_TRY(start(rank, &c, &run));
+    CHECK(loom_parallel_trace_end(run.parallel, ".") == LOOM_ERR_STATE, "a trace ends that was not begun");
+    CHECK(loom_parallel_trace_begin(run.parallel, 0) == LOOM_ERR_ARGUMENT, "a trace of no event is accepted");
+    LOOM_TRY(loom_parallel_trace_begin(run.parallel, job->capacity));
+    for (int t = 0; t < 2; t++)
+        LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
+    loom_status status = loom_parallel_trace_end(run.parallel, job->folder);
+    if (status) {
+        small_destroy(&run);
+        return status;
+    }
+    CHECK(loom_parallel_trace_end(run.parallel, ".") == LOOM_ERR_STATE, "a trace ends twice");
+    LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+/* How often the text stands in the file; −1 when there is no file. The file is removed. */
+static int count_in(const char *folder, const char *name, const char *text) {
+    static char all[1 << 17];
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "r");
+    if (!file)
+        return -1;
+    all[fread(all, 1, sizeof all - 1, file)] = '\0';
+    fclose(file);
+    unlink(path);
+    int count = 0;
+    for (const char *at = all; (at = strstr(at, text)); at++)
+        count++;
+    return count;
+}
+
+static void a_trace_holds_every_computation_of_the_pipeline_or_what_fits(void **state) {
+    (void)state;
+    char folder[] = MEGALOOM_BUILD "/trace-XXXXXX";
+    assert_non_null(mkdtemp(folder));
+    trace_job whole = {1000, folder}, tight = {10, folder}, nowhere = {1000, "/nowhere"};
+    /* Two steps of four microbatches through two chunks of two stages. */
+    must_run(4, trace, &whole);
+    assert_int_equal(count_in(folder, "trace.json", "\"cat\":\"backward\""), 2 * 4 * 2 * 2);
+    assert_int_equal(count_in(folder, "timeline.svg", "Step 2, measured: 4 microbatches on 2 stages"), 1);
+    /* One step is 16 computations and some waits: neither is whole where only 10 fit. */
+    must_run(4, trace, &tight);
+    int found = count_in(folder, "trace.json", "\"ph\":\"X\"");
+    assert_int_equal(found, 2 * 10);
+    assert_int_equal(count_in(folder, "timeline.svg", "Step"), -1);
+    must_fail(4, trace, &nowhere, LOOM_ERR_IO, "/nowhere/trace.json: cannot be written");
+    rmdir(folder);
+}
+
 /* ---- what goes wrong on the way ---- */
 
 static loom_status poison(loom_rank *rank, void *argument) {
@@ -422,6 +565,47 @@ static void a_nan_is_named_by_the_stage_that_makes_it(void **state) {
     must_fail(
         4, poison, NULL, LOOM_ERR_NUMERIC, "rank 1: stage 1, forward of microbatch 0, chunk 0: step 1, microbatch 0: ");
     assert_non_null(strstr(loom_error_message(), "decoder.layers.1"));
+}
+
+/* fp16 ends at 65504. */
+static loom_status send_large(loom_rank *rank, void *argument) {
+    small_run run;
+    double loss;
+    pipe_case c = {.ranks = 2, .pp = 2, .wire = "fp16"};
+    (void)argument;
+    LOOM_TRY(start(rank, &c, &run));
+    loom_parameter *const *parameters;
+    int64_t count;
+    LOOM_TRY(loom_parallel_parameters(run.parallel, &parameters, &count));
+    for (int64_t i = 0; i < count; i++)
+        if (strcmp(parameters[i]->name, "decoder.layers.1.mlp.linear_fc2.bias") == 0)
+            parameters[i]->data[0] = 1e6f;
+    loom_status status = loom_parallel_training_step(run.parallel, run.batches, &loss);
+    small_destroy(&run);
+    return status;
+}
+
+static void activations_too_large_for_their_way_are_named(void **state) {
+    (void)state;
+    must_fail(2, send_large, NULL, LOOM_ERR_NUMERIC,
+        "what came from the stage before is too large for strategy.pipeline_dtype fp16");
+}
+
+static loom_status zero_bubble_chunks(loom_rank *rank, void *argument) {
+    pipe_case c = {.ranks = 2, .pp = 2, .vpp = 2, .schedule = "zero-bubble"};
+    small_run run;
+    (void)argument;
+    c = pipe_filled(&c);
+    loom_status status = pipe_start(rank, &c, &run);
+    CHECK(status == LOOM_ERR_CONFIG && strstr(loom_error_message(), "schedule: found zero-bubble with 2 chunks"),
+        "found %s: %s", loom_status_name(status), loom_error_message());
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void zero_bubble_with_chunks_is_refused_at_setup(void **state) {
+    (void)state;
+    must_run(2, zero_bubble_chunks, NULL);
 }
 
 static loom_status sleep_for_ever(void *context, loom_step *step) {
@@ -473,9 +657,49 @@ static void a_stage_that_stops_is_named_with_its_microbatch_and_chunk(void **sta
         fail_msg("exit status %d: %s", result, text);
 }
 
-int main(void) {
+static void log_errors(void *context, loom_log_level level, const char *line) {
+    (void)context;
+    if (level == LOOM_LOG_ERROR)
+        fprintf(stderr, "%s\n", line);
+}
+
+/* This program as a process of mpirun, one of whose stages stops. */
+static int stop_under_mpi(void) {
+    pipe_case c = {.ranks = 3, .pp = 3, .vpp = 2, .layers = 6, .global = 6};
+    loom_run_options options = test_options();
+    options.timeout = 1;
+    options.grace = 1;
+    options.log = log_errors;
+    return loom_run_mpi(fall_asleep, &c, &options) == LOOM_OK ? 0 : 1;
+}
+
+static void a_stage_that_stops_is_named_under_mpi_too(void **state) {
+    const char *mpirun = getenv("MEGALOOM_MPIRUN");
+    static char text[1 << 16];
+    char command[2048];
+    if (!mpirun) {
+        puts("left out: no mpirun was named");
+        skip();
+    }
+    snprintf(command, sizeof command,
+        "exec %s --allow-run-as-root --oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none -n 3 "
+        "'%s' stop 2>&1",
+        mpirun, (const char *)*state);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    text[fread(text, 1, sizeof text - 1, pipe)] = '\0';
+    int status = pclose(pipe);
+    if (status == 0 || !strstr(text, "stage 1: forward of microbatch 2, chunk 0") || !strstr(text, "of group pp"))
+        fail_msg("exit status %d: %s", status, text);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1)
+        return stop_under_mpi();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_forward_has_its_events_each_microbatch_is_read_once_and_all_stages_hear_of_the_loss),
+        cmocka_unit_test(inputs_are_converted_where_the_model_begins_and_outputs_where_it_ends),
+        cmocka_unit_test(only_the_first_chunk_of_the_first_stage_has_several_buckets),
         cmocka_unit_test(every_rank_gets_the_logits_of_the_last_stage_in_order),
         cmocka_unit_test(activations_are_as_many_as_the_simulator_counts_and_memory_stops_growing),
         cmocka_unit_test(microbatches_may_differ_in_length_when_the_field_says_so),
@@ -485,8 +709,12 @@ int main(void) {
         cmocka_unit_test(a_module_that_cannot_be_cut_is_refused_on_two_stages),
         cmocka_unit_test(a_step_with_too_few_microbatches_for_its_chunks_is_refused_on_every_rank),
         cmocka_unit_test(chunks_have_the_state_keys_of_the_reference),
+        cmocka_unit_test(a_trace_holds_every_computation_of_the_pipeline_or_what_fits),
         cmocka_unit_test(a_nan_is_named_by_the_stage_that_makes_it),
+        cmocka_unit_test(activations_too_large_for_their_way_are_named),
+        cmocka_unit_test(zero_bubble_with_chunks_is_refused_at_setup),
         cmocka_unit_test(a_stage_that_stops_is_named_with_its_microbatch_and_chunk),
+        cmocka_unit_test_prestate(a_stage_that_stops_is_named_under_mpi_too, argv[0]),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -134,6 +134,37 @@ static void after_a_device_failed_on_one_rank_all_are_tuned_by_the_next_launch(v
     assert_int_equal(log.lines, 1);
 }
 
+static loom_status tune_fails_once(void *context, loom_rank *rank, char *text, size_t bytes) {
+    device_log *log = context;
+    if (loom_rank_index(rank) == 1 && log->fires++ == 0)
+        return loom_fail(LOOM_ERR_STATE, "the oil is out");
+    return device_tune(context, rank, text, bytes);
+}
+
+static loom_status tune_again(loom_rank *rank, void *argument) {
+    loom_accelerator abacus = {"abacus", argument, device_setup, device_teardown, tune_fails_once};
+    loom_megatron_strategy_config config = defaults(1);
+    loom_fabric *fabric;
+    config.accelerator = &abacus;
+    LOOM_TRY(loom_fabric_create(rank, &config, NULL, &fabric));
+    loom_status first = loom_fabric_launch(fabric);
+    bool named = strstr(loom_error_message(), "the oil is out");
+    loom_status second = loom_fabric_launch(fabric);
+    loom_fabric_destroy(fabric);
+    LOOM_TRY(second);
+    CHECK(named && first == (loom_rank_index(rank) == 1 ? LOOM_ERR_STATE : LOOM_ERR_ABORTED), "found %s",
+        loom_status_name(first));
+    return LOOM_OK;
+}
+
+static void tuning_that_fails_on_one_rank_fails_the_launch_of_all(void **state) {
+    device_log log = {0};
+    (void)state;
+    must_run(2, tune_again, &log);
+    assert_int_equal(log.setups, 2);
+    assert_int_equal(log.tunes, 3); /* rank 0 twice */
+}
+
 /* ---- cluster environment ---- */
 
 typedef struct environment_lies {
@@ -661,6 +692,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_own_accelerator_is_set_up_once_tuned_once_and_torn_down),
         cmocka_unit_test(a_device_that_was_not_set_up_is_not_torn_down),
+        cmocka_unit_test(tuning_that_fails_on_one_rank_fails_the_launch_of_all),
         cmocka_unit_test(after_a_device_failed_on_one_rank_all_are_tuned_by_the_next_launch),
         cmocka_unit_test(an_own_cluster_environment_is_asked),
         cmocka_unit_test(an_environment_that_contradicts_the_ranks_is_refused),

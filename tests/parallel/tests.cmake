@@ -19,3 +19,4 @@ endforeach()
 loom_mpi_test(a_message_of_2500_bytes_in_chunks_of_1000_arrives 3 parallel_mpi_collectives 1000)
 set_tests_properties(parallel.mpi_ends parallel.mpi_collectives PROPERTIES LABELS "parallel;mpi"
   ENVIRONMENT "${mpi_environment}")
+set_tests_properties(parallel.pipeline_steps PROPERTIES ENVIRONMENT MEGALOOM_MPIRUN=${MPIEXEC_EXECUTABLE})

@@ -1,4 +1,5 @@
 /* The arithmetic of reductions against plain loops. */
+#include "base/parts.h"
 #include "comm/reduce.h"
 #include <math.h>
 #include <setjmp.h>

@@ -15,13 +15,19 @@ static loom__ddp_place places[MAX];
 static loom__ddp_bucket buckets[MAX];
 static int64_t bucket_count, elements;
 
-static loom_status try_map(const int64_t *counts, int64_t count, const loom__ddp_map_options *options) {
+/* chunks NULL: all are of chunk 0. */
+static loom_status try_chunks(
+    const int64_t *counts, const int64_t *chunks, int64_t count, const loom__ddp_map_options *options) {
     loom__ddp_entry entries[MAX] = {0};
     for (int64_t i = 0; i < count; i++)
-        entries[i].count = counts[i];
+        entries[i] = (loom__ddp_entry){.count = counts[i], .chunk = chunks ? chunks[i] : 0};
     memset(places, 0, sizeof places);
     memset(buckets, 0, sizeof buckets);
     return loom__ddp_map(entries, count, options, places, buckets, &bucket_count, &elements);
+}
+
+static loom_status try_map(const int64_t *counts, int64_t count, const loom__ddp_map_options *options) {
+    return try_chunks(counts, NULL, count, options);
 }
 
 static void map(const int64_t *counts, int64_t count, int64_t bucket_size) {
@@ -140,6 +146,20 @@ static void the_default_bucket_size_is_megatrons(void **state) {
     assert_int_equal(loom__ddp_default_bucket_size(41), 41000000);
 }
 
+static void a_bucket_holds_parameters_of_one_chunk_and_only_the_first_chunk_is_cut(void **state) {
+    (void)state;
+    const int64_t counts[] = {100, 64, 7, 300, 1, 128, 50}, chunks[] = {0, 0, 0, 0, 1, 1, 2};
+    /* Model order; the buffer goes backwards: chunk 2, chunk 1, then chunk 0 in buckets of 200. */
+    const int64_t of_200[] = {3, 3, 3, 2, 1, 1, 0}, of_all[] = {2, 2, 2, 2, 1, 1, 0};
+    for (int cut = 0; cut < 2; cut++) {
+        const loom__ddp_map_options options = {.bucket_size = cut ? 200 : -1, .alignment = LOOM__DDP_ALIGNMENT};
+        assert_int_equal(try_chunks(counts, chunks, 7, &options), LOOM_OK);
+        assert_int_equal(bucket_count, cut ? 4 : 3);
+        for (int i = 0; i < 7; i++)
+            assert_int_equal(places[6 - i].bucket, cut ? of_200[i] : of_all[i]);
+    }
+}
+
 static void sizes_that_cannot_be_are_refused(void **state) {
     (void)state;
     const int64_t negative[] = {3, -1}, huge[] = {INT64_MAX / 8, INT64_MAX / 8, 5};
@@ -157,6 +177,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(buckets_hold_the_parameters_that_megatron_puts_there),
         cmocka_unit_test(every_element_lies_in_one_aligned_place_of_one_bucket),
+        cmocka_unit_test(a_bucket_holds_parameters_of_one_chunk_and_only_the_first_chunk_is_cut),
         cmocka_unit_test(the_shards_of_a_bucket_are_equal_and_hold_each_element_once),
         cmocka_unit_test(the_first_bucket_of_the_pytorch_rule_is_smaller),
         cmocka_unit_test(the_default_bucket_size_is_megatrons),

@@ -175,7 +175,7 @@ static loom_status pass_through(loom_rank *rank, trial *t, member *m) {
     LOOM_TRY(make_groups(rank, t->cut->stages, m));
     LOOM_TRY(make_model(rank, &config, t->cut, t->source, m));
     LOOM_TRY(make_gradients(m->gpt->set));
-    LOOM_TRY(loom__hf_save(m->gpt->set, m->tp, m->pp, loom_rank_world(rank), writes, t->path, &options));
+    LOOM_TRY(loom__hf_save(m->gpt->set, m->tp, m->pp, loom_rank_world(rank), writes, t->path, &options, NULL));
     LOOM_TRY(write_gradients(t, m, writes));
     LOOM_TRY(loom__parameter_set_visit(m->gpt->set, LOOM__PARAMETER_DATA, m->tp, m->pp, 1, see, (void *[]){m, &hash}));
     if (t->cut == &uncut)
@@ -307,7 +307,7 @@ static loom_status write_layers(loom_rank *rank, const char *path, int64_t layer
     member m = {0};
     loom_status status = make_model(rank, &config, &uncut, NULL, &m);
     if (!status)
-        status = loom__hf_save(m.gpt->set, NULL, NULL, loom_rank_world(rank), true, path, &options);
+        status = loom__hf_save(m.gpt->set, NULL, NULL, loom_rank_world(rank), true, path, &options, NULL);
     member_destroy(&m);
     return status;
 }

@@ -62,6 +62,17 @@ TEST(llama_fields_are_read) {
     assert_int_equal(model.seq_length, 8);
 }
 
+TEST(attention_bias_and_mlp_bias_are_read_apart) {
+    (void)state;
+    loom_model_config model;
+    assert_int_equal(read_config(LLAMA(", \"attention_bias\": true"), &model), LOOM_OK);
+    assert_true(model.add_qkv_bias && model.add_proj_bias);
+    assert_false(model.add_mlp_bias || model.add_bias_linear);
+    assert_int_equal(read_config(LLAMA(", \"mlp_bias\": true"), &model), LOOM_OK);
+    assert_true(model.add_mlp_bias);
+    assert_false(model.add_qkv_bias || model.add_proj_bias || model.add_bias_linear);
+}
+
 TEST(gpt2_fields_are_read_with_null_inner_size) {
     (void)state;
     loom_model_config model;
@@ -94,8 +105,6 @@ TEST(what_would_change_the_numbers_is_refused_by_name) {
         "config.json: not supported yet: rope_type \"yarn\"; default, linear and llama3 are");
     refused(LLAMA(", \"rope_parameters\": {\"partial_rotary_factor\": 0.5}"), LOOM_ERR_UNSUPPORTED,
         "config.json: not supported yet: partial_rotary_factor other than 1");
-    refused(LLAMA(", \"attention_bias\": true"), LOOM_ERR_UNSUPPORTED,
-        "config.json: not supported yet: attention_bias true beside mlp_bias false; both or neither are");
     refused(LLAMA(", \"sliding_window\": 16"), LOOM_ERR_UNSUPPORTED,
         "config.json: not supported yet: sliding_window (an option that may change the numbers)");
     refused(LLAMA(", \"hidden_act\": \"relu\""), LOOM_ERR_UNSUPPORTED,
@@ -294,6 +303,8 @@ TEST(every_hugging_face_element_has_exactly_one_canonical_place) {
     expect_bijection(LLAMA(""), 2 * 9 + 3);
     expect_bijection(
         LLAMA(", \"tie_word_embeddings\": true, \"attention_bias\": true, \"mlp_bias\": true"), 2 * 16 + 2);
+    expect_bijection(LLAMA(", \"attention_bias\": true"), 2 * 13 + 3);
+    expect_bijection(LLAMA(", \"mlp_bias\": true"), 2 * 12 + 3);
     expect_bijection(KIN("mistral", ""), 2 * 9 + 3);
     expect_bijection(KIN("qwen2", ", \"tie_word_embeddings\": true"), 2 * 12 + 2);
     expect_bijection(KIN("qwen3", ""), 2 * 11 + 3);
@@ -387,6 +398,14 @@ static void set_biases(loom_model_config *model) {
     model->add_bias_linear = true;
 }
 
+static void set_proj_bias(loom_model_config *model) {
+    model->add_proj_bias = true;
+}
+
+static void set_mlp_biases(loom_model_config *model) {
+    model->add_mlp_bias = true;
+}
+
 TEST(what_the_files_of_a_family_cannot_say_is_refused) {
     (void)state;
     cannot_be_written(LLAMA(""), toggle_head_norms, "a llama model with qk_layernorm true");
@@ -397,12 +416,17 @@ TEST(what_the_files_of_a_family_cannot_say_is_refused) {
     cannot_be_written(LLAMA(""), toggle_scale, "a llama model with scale_embeddings true");
     cannot_be_written(LLAMA(""), set_window, "a llama model with a sliding window");
     cannot_be_written(KIN("mistral", ""), set_biases, "a mistral model with add_bias_linear true");
+    cannot_be_written(LLAMA(""), toggle_qkv_bias, "a llama model with a bias of qkv alone");
+    cannot_be_written(LLAMA(""), set_proj_bias, "a llama model with a bias of attention's output projection alone");
+    cannot_be_written(KIN("qwen2", ""), set_proj_bias, "a qwen2 model with a bias of attention's output projection");
+    cannot_be_written(KIN("gemma", ""), set_mlp_biases, "a gemma model with biases of the MLP");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_spellings_of_rotary_base_are_read),
         cmocka_unit_test(llama_fields_are_read),
+        cmocka_unit_test(attention_bias_and_mlp_bias_are_read_apart),
         cmocka_unit_test(gpt2_fields_are_read_with_null_inner_size),
         cmocka_unit_test(what_would_change_the_numbers_is_refused_by_name),
         cmocka_unit_test(what_would_change_the_numbers_of_the_kin_is_refused_by_name),

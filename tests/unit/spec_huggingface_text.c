@@ -72,7 +72,8 @@ static void assert_reads_back(loom_model_config config) {
     assert_int_equal(found.normalization, config.normalization);
     assert_int_equal(found.activation, config.activation);
     assert_int_equal(found.position_embedding_type, config.position_embedding_type);
-    assert_int_equal(found.add_bias_linear, config.add_bias_linear);
+    loom__biases biases = loom__model_biases(&config), read = loom__model_biases(&found);
+    assert_true(read.qkv == biases.qkv && read.proj == biases.proj && read.mlp == biases.mlp);
     assert_int_equal(found.share_embeddings_and_output_weights, config.share_embeddings_and_output_weights);
     assert_true(found.layernorm_epsilon == config.layernorm_epsilon);
     assert_true(found.init_method_std == config.init_method_std);
@@ -105,7 +106,12 @@ TEST(llama_reads_back) {
     config.rotary_base = 500000;
     assert_reads_back(config);
     config.share_embeddings_and_output_weights = !config.share_embeddings_and_output_weights;
-    config.add_bias_linear = config.add_qkv_bias = true;
+    config.add_qkv_bias = config.add_proj_bias = true;
+    assert_reads_back(config);
+    config.add_qkv_bias = config.add_proj_bias = false;
+    config.add_mlp_bias = true;
+    assert_reads_back(config);
+    config.add_bias_linear = true;
     config.activation = LOOM_GEGLU;
     assert_reads_back(config);
     config.activation = LOOM_GEGLU_ERF;
