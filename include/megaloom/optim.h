@@ -89,6 +89,10 @@ enum { LOOM_OPTIMIZER_GROUPS = 8 };
 LOOM_API loom_status loom_optimizer_groups(
     const loom_optimizer *optimizer, loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS], int64_t *count);
 
+/* Bytes that this rank keeps for updates beside parameters and gradients: of all of its parameters, or of its shard of
+ * them under a distributed optimizer. Not collective. */
+LOOM_API size_t loom_optimizer_state_bytes(const loom_optimizer *optimizer);
+
 /* The schedule to go on from, and going on from it: optim.override_opt_param_scheduler and
  * optim.use_checkpoint_opt_param_scheduler decide whose values hold; with neither they must agree, else LOOM_ERR_CONFIG
  * names those that do not and nothing changes. Not collective; the same on all ranks. */

@@ -98,6 +98,11 @@ LOOM_API loom_status loom_fabric_create(loom_rank *rank, const loom_megatron_str
 LOOM_API loom_status loom_fabric_launch(loom_fabric *fabric);
 LOOM_API void loom_fabric_destroy(loom_fabric *fabric); /* NULL is accepted */
 /* The seed of initial weights and dropout; default 1234. Before setup_module. Not collective. */
+/* Before setup_module, with ddp "pytorch": true leaves the reduction to the caller, who sums parameter->grad over the
+ * data-parallel group between a training step and the optimizer's. Creating the fabric sets it to false with pytorch,
+ * whatever the configuration says. LOOM_ERR_CONFIG for true with ddp "megatron". Not collective; the same on all ranks.
+ */
+LOOM_API loom_status loom_fabric_set_no_ddp_communication_hook(loom_fabric *fabric, bool on);
 LOOM_API void loom_fabric_seed_everything(loom_fabric *fabric, uint64_t seed);
 
 /* The parallel fields, as a plain copy. Those of the pipeline split are fields of a model: they are 0 until
@@ -161,11 +166,12 @@ LOOM_API loom_status loom_gpt_create_from_hf(
  * of loom_gpt_create only. Not collective. */
 LOOM_API loom_status loom_gpt_describe_hf(loom_parallel *parallel, loom_safetensors_writer *writer);
 /* Writes the parameters, or the gradients of the last training step, in the order of the descriptions. Collective over
- * the tensor and the pipeline group; written where writer is not NULL. */
+ * the tensor and the pipeline group, and with a distributed optimizer also over the data-parallel group; written where
+ * writer is not NULL. */
 LOOM_API loom_status loom_gpt_write_hf(loom_parallel *parallel, bool gradients, loom_safetensors_writer *writer);
 /* Calls body(context, name, dims, shape, values) for every parameter's canonical (whole, unpadded) tensor, of all
  * pipeline stages, in the order of the model and on every rank; tied word embeddings come once. One tensor is held at a
- * time. Collective over the tensor and the pipeline group. */
+ * time. Collective as loom_gpt_write_hf. */
 LOOM_API loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
     loom_status (*body)(void *context, const char *name, int dims, const int64_t *shape, const float *values),
     void *context);
@@ -186,9 +192,14 @@ LOOM_API loom_status loom_fabric_module_to_device(loom_fabric *fabric, loom_para
 LOOM_API void loom_parallel_set_loss_reduction(loom_parallel *parallel, const loom_loss_reduction *reduction);
 /* The model's configuration with all derived values; NULL for a module without one. Not collective. */
 LOOM_API const loom_model_config *loom_parallel_model_config(const loom_parallel *parallel);
-/* This rank's parameters. */
+/* This rank's parameters; their values are whole. Under a distributed optimizer collective over the data-parallel
+ * group, and after a training step `grad` is reduced only where this rank updates: see loom_parallel_gather_gradients.
+ */
 LOOM_API loom_status loom_parallel_parameters(
     loom_parallel *parallel, loom_parameter *const **parameters, int64_t *count);
+/* After a training step under a distributed optimizer: every parameter's `grad` becomes the whole reduced gradient on
+ * every rank. Does nothing under another. Collective over the data-parallel group. */
+LOOM_API loom_status loom_parallel_gather_gradients(loom_parallel *parallel);
 
 /* What an optimizer needs beside its configuration. */
 typedef struct loom_optimizer_setup {

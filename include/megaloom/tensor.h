@@ -83,9 +83,20 @@ typedef struct loom_parameter {
                                  added, and only the first stage's owns elements */
     int64_t owned; /* leading local elements that this rank counts in a norm, so that over the tensor group each
                       canonical element is counted once: all of a shard, all or none of a replica */
+    /* Set while other ranks have newer values than data; see loom_parameter_ready. */
+    loom_status (*await_data)(void *context, int64_t place);
+    void *await_context;
+    int64_t await_place;
     const void *descriptor; /* the spec's descriptor, or NULL for a user's own parameter */
     int64_t index;          /* place in the module's list */
 } loom_parameter;
+
+/* Waits until data is whole: a distributed optimizer may still be gathering it from other ranks. Operations call it on
+ * the parameters that their forward reads. NULL is ready. */
+static inline loom_status loom_parameter_ready(loom_parameter *parameter) {
+    return parameter && parameter->await_data ? parameter->await_data(parameter->await_context, parameter->await_place)
+                                              : LOOM_OK;
+}
 
 /* Elements of this rank's shard. */
 static inline int64_t loom_parameter_count(const loom_parameter *parameter) {

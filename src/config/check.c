@@ -10,11 +10,44 @@
 #include <megaloom/layout.h>
 #include <string.h>
 
+static void check_ddp(const loom_megatron_strategy_config *strategy, loom__faults *faults) {
+    const loom_ddp_config *ddp = &strategy->ddp_config;
+    bool pytorch = strategy->ddp && strcmp(strategy->ddp, "pytorch") == 0;
+    bool sharded = ddp->use_distributed_optimizer && !pytorch;
+    int64_t instances = strategy->num_distributed_optimizer_instances;
+    if (instances > 1 && !sharded)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.num_distributed_optimizer_instances: found %" PRId64
+            ", expected 1 without strategy.ddp.use_distributed_optimizer",
+            instances);
+    if (!pytorch && ddp->num_distributed_optimizer_instances != 1 &&
+        ddp->num_distributed_optimizer_instances != instances)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.ddp.num_distributed_optimizer_instances: found %" PRId64
+            ", expected 1 or that of strategy.num_distributed_optimizer_instances, %" PRId64,
+            ddp->num_distributed_optimizer_instances, instances);
+    if (!pytorch && ddp->overlap_param_gather && !sharded)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.ddp.overlap_param_gather: found true without strategy.ddp.use_distributed_optimizer, which "
+            "gathers parameters; expected false");
+    const struct {
+        const char *name;
+        bool set;
+    } wrapper[] = {{"bucket_cap_mb", strategy->bucket_cap_mb != 0},
+        {"find_unused_parameters", strategy->find_unused_parameters},
+        {"gradient_as_bucket_view", strategy->gradient_as_bucket_view}, {"static_graph", strategy->static_graph}};
+    for (size_t i = 0; i < sizeof wrapper / sizeof *wrapper; i++)
+        if (wrapper[i].set && !pytorch)
+            loom__faults_add(
+                faults, LOOM_ERR_CONFIG, "strategy.%s: only strategy.ddp pytorch uses it", wrapper[i].name);
+}
+
 static void check_strategy(const loom_megatron_strategy_config *strategy, loom__faults *faults) {
     if (strategy->sequence_parallel && strategy->tensor_model_parallel_size == 1)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "strategy.sequence_parallel: found true with strategy.tensor_model_parallel_size 1, expected a tensor size "
             "of at least 2, or false");
+    check_ddp(strategy, faults);
     loom__check_strategy_pipeline(strategy, faults);
 }
 

@@ -76,8 +76,7 @@ static const loom__choice rope_scalings[] = {{.name = "none", .value = LOOM_ROPE
 static const loom__choice recomputations[] = {{.name = "none", .value = LOOM_RECOMPUTE_NONE},
     {.name = "selective", .value = LOOM_RECOMPUTE_SELECTIVE}, {.name = "full", .value = LOOM_RECOMPUTE_FULL}};
 
-static const loom__choice wrappers[] = {
-    {.name = "megatron"}, {.name = "pytorch", .not_built = "the PyTorch-style wrapper"}};
+static const loom__choice wrappers[] = {{.name = "megatron"}, {.name = "pytorch"}};
 static const loom__choice starts[] = {{.name = "popen"}, {.name = "spawn", .not_built = "the launcher"},
     {.name = "fork", .not_built = "the launcher"}, {.name = "forkserver", .not_built = "the launcher"}};
 
@@ -109,8 +108,7 @@ static const loom__choice ramps[] = {{.name = "constant"}, {.name = "linear"}, {
 
 static const char pipeline[] = "pipeline parallelism", context[] = "context parallelism",
                   experts[] = "mixture of experts", mixed[] = "mixed precision",
-                  fsdp[] = "fully sharded data parallelism", sharded[] = "the distributed optimizer",
-                  pytorch[] = "the PyTorch-style wrapper", encoder[] = "encoder-decoder models",
+                  fsdp[] = "fully sharded data parallelism", encoder[] = "encoder-decoder models",
                   saving[] = "saving checkpoints", backends[] = "backend choice";
 
 const loom__field loom__fields[] = {
@@ -296,16 +294,15 @@ const loom__field loom__fields[] = {
         DOC("megatron, pytorch, or a mapping of DDP fields")),
     EXPAND(BOOL, DDP(grad_reduce_in_fp32), "false", DOC("no difference while parameters are fp32")),
     EXPAND(BOOL, DDP(overlap_grad_reduce), "false", DOC("reduce buckets while the backward goes on")),
-    EXPAND(BOOL, DDP(overlap_param_gather), "false", NONE_YET(sharded), DOC("gather parameters during the forward")),
-    EXPAND(BOOL, DDP(align_param_gather), "false", NONE_YET(sharded), DOC("all stages gather at once")),
-    EXPAND(BOOL, DDP(use_distributed_optimizer), "false", NONE_YET(sharded), DOC("shard optimizer state")),
-    EXPAND(
-        INT, DDP(num_distributed_optimizer_instances), "1", FROM(1), NONE_YET(sharded), DOC("replicas of the shards")),
+    EXPAND(BOOL, DDP(overlap_param_gather), "false", DOC("gather parameters during the next forward")),
+    EXPAND(BOOL, DDP(align_param_gather), "false", DOC("gathers all start at once, on all stages")),
+    EXPAND(BOOL, DDP(use_distributed_optimizer), "false", DOC("each rank keeps and updates a shard")),
+    EXPAND(INT, DDP(num_distributed_optimizer_instances), "1", FROM(1), DOC("1, or that of the strategy")),
     EXPAND(BOOL, DDP(check_for_nan_in_grad), "true", DOC("a NaN or infinity in a gradient is an error")),
     EXPAND(BOOL, DDP(check_for_large_grads), "false", NONE_YET("the check for large gradients"),
         DOC("warn about gradients far above usual")),
     EXPAND(INT, DDP(bucket_size), "null", NULLABLE, FROM(1), DOC("elements; null: max(40e6, 1e6 data-parallel ranks)")),
-    EXPAND(BOOL, DDP(pad_buckets_for_high_nccl_busbw), "false", NONE_YET(sharded), DOC("bucket sizes of many 2s")),
+    EXPAND(BOOL, DDP(pad_buckets_for_high_nccl_busbw), "false", DOC("sharded buckets end at multiples of 65536")),
     EXPAND(BOOL, DDP(average_in_collective), "false", DOC("take the mean while reducing")),
     EXPAND(BOOL, DDP(fp8_param_gather), "false", NONE_YET("fp8"), DOC("gather parameters in fp8")),
     EXPAND(BOOL, DDP(reuse_grad_buf_for_mxfp8_param_ag), "false", NONE_YET("fp8"),
@@ -323,8 +320,8 @@ const loom__field loom__fields[] = {
     EXPAND(STRING, STRATEGY(process_group_backend), "null", NULLABLE, NONE_YET(backends), DOC("null: by the launcher")),
     EXPAND(REAL, STRATEGY(timeout), "1800", ABOVE(0), DOC("seconds a wait may take")),
     EXPAND(CHOICE, STRATEGY(start_method), "popen", starts, DOC("how ranks are started; thread ranks need no start")),
-    EXPAND(
-        BOOL, STRATEGY(no_ddp_communication_hook), "true", NONE_YET(pytorch), DOC("only ddp pytorch has such a hook")),
+    EXPAND(BOOL, STRATEGY(no_ddp_communication_hook), "true",
+        DOC("only ddp pytorch has such a hook, and it is off there until code sets it")),
     EXPAND(BOOL, STRATEGY(output_data_idx), "false", NONE_YET("batch indices from the loader"),
         DOC("items are (batch, batch index, loader index)")),
     EXPAND(CHOICE, STRATEGY(pipeline_dtype), "null", wires, NULLABLE,
@@ -332,14 +329,15 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, STRATEGY(init_model_parallel), "true", NONE_YET("models that are set up by hand"),
         DOC("prepare the model for parallel ranks")),
     EXPAND(BOOL, STRATEGY(use_tp_pp_dp_mapping), "false", DOC("rank order tp-cp-ep-pp-dp in place of tp-cp-ep-dp-pp")),
-    EXPAND(INT, STRATEGY(num_distributed_optimizer_instances), "1", FROM(1), NONE_YET(sharded),
-        DOC("replicas of the optimizer's shards")),
+    EXPAND(INT, STRATEGY(num_distributed_optimizer_instances), "1", FROM(1), DOC("replicas of the optimizer's shards")),
     EXPAND(STRING, STRATEGY(nccl_communicator_config_path), "null", NULLABLE, NONE_YET("NCCL"),
         DOC("YAML file of NCCL settings")),
-    EXPAND(REAL, STRATEGY(bucket_cap_mb), "null", NULLABLE, ABOVE(0), NONE_YET(pytorch), DOC("of ddp pytorch")),
-    EXPAND(BOOL, STRATEGY(find_unused_parameters), "false", NONE_YET(pytorch), DOC("of ddp pytorch")),
-    EXPAND(BOOL, STRATEGY(gradient_as_bucket_view), "false", NONE_YET(pytorch), DOC("of ddp pytorch")),
-    EXPAND(BOOL, STRATEGY(static_graph), "false", NONE_YET(pytorch), DOC("of ddp pytorch")),
+    EXPAND(REAL, STRATEGY(bucket_cap_mb), "null", NULLABLE, ABOVE(0), DOC("ddp pytorch: MiB a bucket; null: 25")),
+    EXPAND(BOOL, STRATEGY(find_unused_parameters), "false",
+        DOC("ddp pytorch: buckets do not wait for what a backward does not use")),
+    EXPAND(BOOL, STRATEGY(gradient_as_bucket_view), "false",
+        DOC("ddp pytorch: gradients lie in their buckets; they always do, so both mean the same")),
+    EXPAND(BOOL, STRATEGY(static_graph), "false", DOC("ddp pytorch: what the first step does not use no step uses")),
 
     CHOICE("schedule", strategy.schedule, "1f1b", pipelines,
         DOC("of the pipeline: 1f1b (interleaved where there are chunks), zero-bubble")),

@@ -1,108 +1,142 @@
-/* Bucketed gradient reduction. A bucket starts when all its parameters and all earlier buckets are ready, so that every
- * rank starts the same collectives in the same order although its parameters may become ready in another one.
- * Invariant: buckets before next_bucket have started, the others have not, and a started bucket's gradients are not
- * touched until finish has waited for it. Nothing here depends on the values of gradients: a NaN found on one rank is
- * remembered, its bucket is reduced all the same, and finish tells all members. */
-#include "ddp/ddp.h"
+/* Making the gradient buffer: which parameters lie where, and that data and grad point there. Invariant: parameters
+ * keep their own memory until nothing can fail any more. */
 #include "ddp/buffer.h"
-#include <stdio.h>
+#include "ddp/state.h"
 #include <stdlib.h>
 #include <string.h>
-
-enum { MESSAGE_BYTES = 1024 };
-
-typedef struct lookup {
-    const loom_parameter *parameter;
-    int64_t place;
-} lookup;
-
-typedef struct bucket_state {
-    int64_t waiting; /* parameters that are not ready */
-    loom_request *request;
-} bucket_state;
-
-struct loom__ddp {
-    loom_rank *rank;
-    loom__ddp_options options;
-    loom__ddp_view view;
-    loom__ddp_place *places;
-    loom__ddp_bucket *buckets;
-    loom_parameter **parameters; /* in the order of the places */
-    lookup *by_address;          /* sorted */
-    bool *ready;                 /* of each place, in this step */
-    bucket_state *states;
-    int64_t next_bucket;
-    bool last;
-    loom_status failure; /* the first one of this step; reported by finish */
-    char message[MESSAGE_BYTES];
-};
 
 loom__ddp_options loom__ddp_options_default(void) {
     return (loom__ddp_options){.overlap_grad_reduce = true};
 }
 
-static void remember(loom__ddp *ddp, loom_status status) {
-    if (!status || ddp->failure)
-        return;
-    ddp->failure = status;
-    snprintf(ddp->message, sizeof ddp->message, "%s", loom_error_message());
-}
-
 static int compare_address(const void *a, const void *b) {
-    uintptr_t x = (uintptr_t)((const lookup *)a)->parameter, y = (uintptr_t)((const lookup *)b)->parameter;
+    uintptr_t x = (uintptr_t)((const loom__ddp_lookup *)a)->parameter,
+              y = (uintptr_t)((const loom__ddp_lookup *)b)->parameter;
     return (x > y) - (x < y);
 }
 
-static int64_t find_place(const loom__ddp *ddp, const loom_parameter *parameter) {
-    lookup key = {parameter, 0};
-    const lookup *found = bsearch(&key, ddp->by_address, (size_t)ddp->view.place_count, sizeof key, compare_address);
+int64_t loom__ddp_find_place(const loom__ddp *ddp, const loom_parameter *parameter) {
+    loom__ddp_lookup key = {parameter, 0};
+    const loom__ddp_lookup *found =
+        bsearch(&key, ddp->by_address, (size_t)ddp->view.place_count, sizeof key, compare_address);
     return found ? found->place : -1;
 }
 
-static loom_status count_elements(const loom_parameter *parameter, int64_t *count) {
-    *count = 1;
+static loom_status describe(const loom_parameter *parameter, loom__ddp_parameter *out) {
+    int64_t count = 1;
     for (int i = 0; i < parameter->dims; i++)
-        if (parameter->shape[i] < 0 || __builtin_mul_overflow(*count, parameter->shape[i], count))
+        if (parameter->shape[i] < 0 || __builtin_mul_overflow(count, parameter->shape[i], &count))
             return loom_fail(LOOM_ERR_ARGUMENT, "gradient buffer: axis %d of %s has %lld elements, which cannot be", i,
                 parameter->name, (long long)parameter->shape[i]);
     if (!parameter->data)
         return loom_fail(LOOM_ERR_ARGUMENT, "gradient buffer: %s has no data yet (shapes only)", parameter->name);
+    *out = (loom__ddp_parameter){
+        .entry = {.count = count, .chunk = parameter->chunk, .shared_embedding = parameter->shared_ends},
+        .dtype = LOOM_F32};
+    return LOOM_OK;
+}
+
+static loom_status describe_all(loom_parameter *const *parameters, int64_t count, loom__ddp_parameter *out) {
+    for (int64_t i = 0; i < count; i++) {
+        LOOM_TRY(describe(parameters[i], &out[i]));
+        if (i > 0 && parameters[i]->chunk < parameters[i - 1]->chunk)
+            return loom_fail(LOOM_ERR_ARGUMENT,
+                "gradient buffer: %s of chunk %lld stands behind %s of chunk %lld; expected the chunks in order",
+                parameters[i]->name, (long long)parameters[i]->chunk, parameters[i - 1]->name,
+                (long long)parameters[i - 1]->chunk);
+    }
     return LOOM_OK;
 }
 
 static loom_status lay_out(loom__ddp *ddp, loom_parameter *const *parameters, int64_t count) {
-    int64_t bucket_size = ddp->options.bucket_size ? ddp->options.bucket_size
-                                                   : loom__ddp_default_bucket_size(loom_comm_size(ddp->view.dp));
-    if (!ddp->options.overlap_grad_reduce || ddp->options.disable_bucketing)
-        bucket_size = 0;
-    int64_t *counts = calloc(2 * (size_t)count + 1, sizeof *counts);
-    if (!counts)
+    const loom__ddp_options *options = &ddp->options;
+    loom__ddp_view *view = &ddp->view;
+    const loom__ddp_plan_options wanted = {
+        .overlap_grad_reduce = options->overlap_grad_reduce,
+        .disable_bucketing = options->disable_bucketing,
+        .use_distributed_optimizer = view->sharded,
+        .pad_buckets_for_high_nccl_busbw = options->pad_buckets_for_high_nccl_busbw,
+        .bucket_size = options->bucket_size ? options->bucket_size : -1,
+        .first_bucket_size = options->first_bucket_size,
+        .data_parallel = options->data_parallel_size ? options->data_parallel_size : loom_comm_size(view->dp),
+        .dense_shards = view->shards,
+        .alignment = LOOM__DDP_ALIGNMENT,
+    };
+    loom__ddp_parameter *list = calloc((size_t)count + 1, sizeof *list);
+    if (!list)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a map of %lld parameters", (long long)count);
-    int64_t *chunks = counts + count;
-    loom_status status = LOOM_OK;
-    for (int64_t i = 0; i < count && !status; i++) {
-        status = count_elements(parameters[i], &counts[i]);
-        chunks[i] = parameters[i]->chunk;
-        if (!status && i > 0 && chunks[i] < chunks[i - 1])
-            status = loom_fail(LOOM_ERR_ARGUMENT,
-                "gradient buffer: %s of chunk %lld stands behind %s of chunk %lld; expected the chunks in order",
-                parameters[i]->name, (long long)chunks[i], parameters[i - 1]->name, (long long)chunks[i - 1]);
-    }
+    loom_status status = describe_all(parameters, count, list);
     if (!status)
-        status = loom__ddp_map(counts, chunks, count, bucket_size, ddp->places, ddp->buckets, &ddp->view.bucket_count,
-            &ddp->view.elements);
-    free(counts);
+        status = loom__ddp_plan_make(list, count, &wanted, &ddp->plan);
+    free(list);
     LOOM_TRY(status);
+    const loom__ddp_plan_buffer *buffer = &ddp->plan.buffers[0];
+    view->places = buffer->places;
+    view->buckets = buffer->buckets;
+    view->bucket_count = buffer->bucket_count;
+    view->elements = buffer->elements;
+    view->state_elements = view->elements / view->shards;
     for (int64_t place = 0; place < count; place++) {
+        const loom__ddp_place *at = &view->places[place];
         ddp->parameters[place] = parameters[count - 1 - place];
-        ddp->by_address[place] = (lookup){ddp->parameters[place], place};
+        ddp->by_address[place] = (loom__ddp_lookup){ddp->parameters[place], place};
+        ddp->parts[place] = loom__ddp_part_of(at, &view->buckets[at->bucket], view->shards, view->shard);
     }
     qsort(ddp->by_address, (size_t)count, sizeof *ddp->by_address, compare_address);
     for (int64_t i = 1; i < count; i++)
         if (ddp->by_address[i].parameter == ddp->by_address[i - 1].parameter)
             return loom_fail(
                 LOOM_ERR_ARGUMENT, "gradient buffer: %s is listed twice", ddp->by_address[i].parameter->name);
+    view->place_count = count;
     return LOOM_OK;
+}
+
+static loom_status share_out(loom__ddp *ddp) {
+    loom__ddp_view *view = &ddp->view;
+    int dp = loom_comm_size(view->dp), size;
+    view->shards = 1;
+    view->instance = ddp->options.instance ? ddp->options.instance : view->dp;
+    view->sharded = ddp->options.use_distributed_optimizer;
+    if (!view->sharded)
+        return LOOM_OK;
+    size = loom_comm_size(view->instance);
+    if (dp % size || loom_comm_rank(view->dp) % size != loom_comm_rank(view->instance))
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "distributed optimizer: place %d of %d of an instance is place %d of %d of the data-parallel group; "
+            "expected consecutive places, and a size that divides the group's",
+            loom_comm_rank(view->instance), size, loom_comm_rank(view->dp), dp);
+    view->shards = size;
+    view->shard = loom_comm_rank(view->instance);
+    return LOOM_OK;
+}
+
+static loom_status allocate(loom__ddp *ddp, int64_t count) {
+    size_t entries = (size_t)count + 1; /* never 0 bytes */
+    ddp->parts = calloc(entries, sizeof *ddp->parts);
+    ddp->parameters = calloc(entries, sizeof *ddp->parameters);
+    ddp->by_address = calloc(entries, sizeof *ddp->by_address);
+    ddp->ready = calloc(entries, sizeof *ddp->ready);
+    ddp->unused = calloc(entries, sizeof *ddp->unused);
+    ddp->states = calloc(entries, sizeof *ddp->states);
+    ddp->part_counts = calloc((size_t)ddp->view.shards, sizeof *ddp->part_counts);
+    if (!ddp->parts || !ddp->parameters || !ddp->by_address || !ddp->ready || !ddp->unused || !ddp->states ||
+        !ddp->part_counts)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a map of %lld parameters", (long long)count);
+    return LOOM_OK;
+}
+
+/* Until here no parameter points into the buffers. */
+static void move_in(loom__ddp *ddp) {
+    loom__ddp_view *view = &ddp->view;
+    for (int64_t place = 0; place < view->place_count; place++) {
+        loom_parameter *parameter = ddp->parameters[place];
+        float *data = view->data + view->places[place].start;
+        memcpy(data, parameter->data, (size_t)view->places[place].count * sizeof *data);
+        parameter->data = data;
+        free(parameter->memory);
+        parameter->memory = NULL;
+        parameter->grad = view->grad + view->places[place].start;
+    }
 }
 
 loom_status loom__ddp_create(loom_rank *rank, const loom__ddp_options *options, loom_parameter *const *parameters,
@@ -114,19 +148,12 @@ loom_status loom__ddp_create(loom_rank *rank, const loom__ddp_options *options, 
     loom__ddp *ddp = calloc(1, sizeof *ddp);
     if (!ddp)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a gradient buffer");
-    size_t entries = (size_t)count + 1; /* never 0 bytes */
     ddp->rank = rank;
     ddp->options = *options;
     ddp->view.dp = dp;
-    ddp->places = calloc(entries, sizeof *ddp->places);
-    ddp->buckets = calloc(entries, sizeof *ddp->buckets);
-    ddp->parameters = calloc(entries, sizeof *ddp->parameters);
-    ddp->by_address = calloc(entries, sizeof *ddp->by_address);
-    ddp->ready = calloc(entries, sizeof *ddp->ready);
-    ddp->states = calloc(entries, sizeof *ddp->states);
-    loom_status status = LOOM_OK;
-    if (!ddp->places || !ddp->buckets || !ddp->parameters || !ddp->by_address || !ddp->ready || !ddp->states)
-        status = loom_fail(LOOM_ERR_MEMORY, "out of memory for a map of %lld parameters", (long long)count);
+    loom_status status = share_out(ddp);
+    if (!status)
+        status = allocate(ddp, count);
     if (!status)
         status = lay_out(ddp, parameters, count);
     if (!status)
@@ -134,159 +161,39 @@ loom_status loom__ddp_create(loom_rank *rank, const loom__ddp_options *options, 
     if (!status)
         status = loom__buffer_create(rank, ddp->view.elements, "the parameter buffer", &ddp->view.data);
     if (status) {
-        /* No parameter points into the buffers yet. */
+        ddp->view.place_count = 0;
         loom__ddp_destroy(ddp);
         return status;
     }
-    for (int64_t place = 0; place < count; place++) {
-        loom_parameter *parameter = ddp->parameters[place];
-        float *data = ddp->view.data + ddp->places[place].start;
-        memcpy(data, parameter->data, (size_t)ddp->places[place].count * sizeof *data);
-        parameter->data = data;
-        free(parameter->memory);
-        parameter->memory = NULL;
-        parameter->grad = ddp->view.grad + ddp->places[place].start;
-    }
-    ddp->view.places = ddp->places;
+    move_in(ddp);
     ddp->view.parameters = ddp->parameters;
-    ddp->view.buckets = ddp->buckets;
-    ddp->view.place_count = count;
+    ddp->view.parts = ddp->parts;
     loom__ddp_begin_step(ddp);
     *out = ddp;
     return LOOM_OK;
 }
 
-/* Waits for every outstanding bucket, also after one has failed. */
-static loom_status wait_all(loom__ddp *ddp) {
-    loom_status first = LOOM_OK;
-    for (int64_t i = 0; i < ddp->next_bucket; i++) {
-        loom_status status = loom_wait(ddp->states[i].request);
-        ddp->states[i].request = NULL;
-        if (status && !first)
-            first = status;
-    }
-    return first;
-}
-
 void loom__ddp_destroy(loom__ddp *ddp) {
     if (!ddp)
         return;
-    (void)wait_all(ddp);
-    for (int64_t place = 0; place < ddp->view.place_count; place++)
-        ddp->parameters[place]->data = ddp->parameters[place]->grad = NULL;
+    (void)loom__ddp_wait_reductions(ddp);
+    loom__ddp_drop_gathers(ddp);
+    for (int64_t place = 0; place < ddp->view.place_count; place++) {
+        loom_parameter *parameter = ddp->parameters[place];
+        parameter->data = parameter->grad = NULL;
+        parameter->await_data = NULL;
+    }
     loom__buffer_destroy(ddp->view.grad);
     loom__buffer_destroy(ddp->view.data);
-    free(ddp->places);
-    free(ddp->buckets);
+    loom__ddp_plan_free(&ddp->plan);
+    free(ddp->parts);
     free(ddp->parameters);
     free(ddp->by_address);
     free(ddp->ready);
+    free(ddp->unused);
     free(ddp->states);
+    free(ddp->part_counts);
     free(ddp);
-}
-
-void loom__ddp_begin_step(loom__ddp *ddp) {
-    /* A step that was given up may have left buckets under way, whose memory is about to be written. */
-    (void)wait_all(ddp);
-    ddp->next_bucket = 0;
-    ddp->last = false;
-    ddp->failure = LOOM_OK;
-    for (int64_t place = 0; place < ddp->view.place_count; place++) {
-        ddp->parameters[place]->grad_written = false;
-        ddp->ready[place] = false;
-    }
-    for (int64_t i = 0; i < ddp->view.bucket_count; i++)
-        ddp->states[i].waiting = ddp->buckets[i].places;
-}
-
-void loom__ddp_expect_last(loom__ddp *ddp, bool last) {
-    ddp->last = last;
-}
-
-static loom_status check_finite(const loom__ddp *ddp, int64_t index) {
-    const loom__ddp_bucket *bucket = &ddp->buckets[index];
-    const loom_kernels *kernels = loom_rank_kernels(ddp->rank);
-    loom_team *team = loom_rank_team(ddp->rank);
-    if (!kernels->has_nonfinite(team, bucket->end - bucket->start, ddp->view.grad + bucket->start))
-        return LOOM_OK;
-    for (int64_t place = bucket->first_place; place < bucket->first_place + bucket->places; place++)
-        if (kernels->has_nonfinite(team, ddp->places[place].count, ddp->parameters[place]->grad))
-            return loom_fail(LOOM_ERR_NUMERIC,
-                "the gradient of %s has a NaN or an infinity before its reduction (bucket %lld of %lld, rank %d)",
-                ddp->parameters[place]->name, (long long)index, (long long)ddp->view.bucket_count,
-                loom_rank_index(ddp->rank));
-    return loom_fail(LOOM_ERR_INTERNAL, "bucket %lld has a NaN or an infinity between its parameters (rank %d)",
-        (long long)index, loom_rank_index(ddp->rank));
-}
-
-static void start_bucket(loom__ddp *ddp, int64_t index) {
-    const loom__ddp_bucket *bucket = &ddp->buckets[index];
-    for (int64_t place = bucket->first_place; place < bucket->first_place + bucket->places; place++) {
-        loom_parameter *parameter = ddp->parameters[place];
-        if (!parameter->grad_written)
-            memset(parameter->grad, 0, (size_t)ddp->places[place].count * sizeof(float));
-        parameter->grad_written = true;
-    }
-    if (ddp->options.check_for_nan_in_grad)
-        remember(ddp, check_finite(ddp, index));
-    float *grad = ddp->view.grad + bucket->start;
-    if (loom_comm_size(ddp->view.dp) > 1)
-        remember(ddp, loom_all_reduce_start(ddp->view.dp, grad, grad, bucket->end - bucket->start, LOOM_F32, LOOM_SUM,
-                          &ddp->states[index].request));
-}
-
-static void start_ready_buckets(loom__ddp *ddp) {
-    while (ddp->next_bucket < ddp->view.bucket_count && ddp->states[ddp->next_bucket].waiting == 0)
-        start_bucket(ddp, ddp->next_bucket++);
-}
-
-void loom__ddp_parameter_ready(void *context, loom_parameter *parameter) {
-    loom__ddp *ddp = context;
-    if (!ddp->last)
-        return;
-    int64_t place = find_place(ddp, parameter);
-    if (place < 0)
-        return;
-    if (ddp->ready[place]) {
-        remember(ddp, loom_fail(LOOM_ERR_STATE,
-                          "%s became ready twice in the last backward of a step: its first gradient may be reduced "
-                          "already (rank %d)",
-                          parameter->name, loom_rank_index(ddp->rank)));
-        return;
-    }
-    ddp->ready[place] = true;
-    ddp->states[ddp->places[place].bucket].waiting--;
-    if (ddp->options.overlap_grad_reduce)
-        start_ready_buckets(ddp);
-}
-
-void loom__ddp_chunk_complete(loom__ddp *ddp, int64_t chunk) {
-    for (int64_t place = 0; place < ddp->view.place_count; place++) {
-        if (ddp->parameters[place]->chunk != chunk || ddp->ready[place])
-            continue;
-        ddp->ready[place] = true;
-        ddp->states[ddp->places[place].bucket].waiting--;
-    }
-    if (ddp->options.overlap_grad_reduce)
-        start_ready_buckets(ddp);
-}
-
-loom_status loom__ddp_finish(loom__ddp *ddp) {
-    int size = loom_comm_size(ddp->view.dp);
-    while (ddp->next_bucket < ddp->view.bucket_count)
-        start_bucket(ddp, ddp->next_bucket++);
-    ddp->last = false;
-    remember(ddp, wait_all(ddp));
-    /* What was remembered came first; the thread's record may have gone on since. */
-    loom_status status = ddp->failure ? loom_fail(ddp->failure, "%s", ddp->message) : LOOM_OK;
-    /* A gradient is bad on one rank alone, so all must hear of it; a failed communication ends the others by itself. */
-    if (ddp->options.check_for_nan_in_grad && size > 1 && (!status || status == LOOM_ERR_NUMERIC))
-        status = loom_agree(ddp->view.dp, status);
-    LOOM_TRY(status);
-    if (ddp->options.average_in_collective && size > 1)
-        loom_rank_kernels(ddp->rank)->scale(
-            loom_rank_team(ddp->rank), ddp->view.elements, 1.0f / (float)size, ddp->view.grad, ddp->view.grad);
-    return LOOM_OK;
 }
 
 const loom__ddp_view *loom__ddp_view_of(const loom__ddp *ddp) {

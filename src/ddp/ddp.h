@@ -1,9 +1,12 @@
-/* Data-parallel gradients: one buffer for all parameters of a rank, cut in buckets whose all-reduce overlaps with the
+/* Data-parallel gradients: one buffer for all parameters of a rank, cut in buckets whose reduction overlaps with the
  * rest of the backward. A bucket never holds parameters of two chunks of the model, so that the reduction of a chunk
  * need not wait for the backward of another.
  *
  * A step: loom__ddp_begin_step; then backwards, with loom__ddp_expect_last(ddp, true) before the last one of a chunk
- * and loom__ddp_parameter_ready as the tape's hook; then loom__ddp_finish. Only a rank's own thread may call. */
+ * and loom__ddp_parameter_ready as the tape's hook; then loom__ddp_finish. Only a rank's own thread may call.
+ *
+ * With use_distributed_optimizer each member of an instance holds one shard of every bucket: finish leaves the sum in
+ * that part of grad alone, the optimizer updates that part of data, and loom__ddp_gather hands the parts round. */
 #ifndef DDP_DDP_H
 #define DDP_DDP_H
 
@@ -14,11 +17,24 @@ typedef struct loom__ddp loom__ddp;
 
 typedef struct loom__ddp_options {
     bool overlap_grad_reduce;   /* buckets start inside the last backward; false: one bucket, started by finish */
-    int64_t bucket_size;        /* elements; 0 = Megatron's default, max(40e6, 1e6 * dp) */
+    int64_t bucket_size;        /* elements; 0 = Megatron's default, max(40e6, 1e6 * data-parallel size) */
+    int64_t data_parallel_size; /* of that default: without context parallelism; 0 = the size of dp */
     bool average_in_collective; /* the sum over dp is multiplied by 1/dp (in fp32) */
     bool check_for_nan_in_grad; /* each rank's gradients are checked before they are reduced */
     bool disable_bucketing;     /* a chunk is one bucket (pipeline stages after the first); chunks after the first
                                    always are */
+    bool use_distributed_optimizer;
+    bool pad_buckets_for_high_nccl_busbw;
+    loom_comm *instance; /* members that share out the optimizer: consecutive places of dp, as many as divide it; NULL =
+                            dp */
+    bool overlap_param_gather; /* gathers go on during the next forward (loom_parameter_ready waits); false: gather
+                                  waits for them */
+    bool align_param_gather;   /* all start at once; false: each when the one before it is wanted */
+    /* PyTorch's wrapper: */
+    int64_t first_bucket_size;   /* elements of the first bucket of a chunk; 0 = Megatron's rule */
+    bool find_unused_parameters; /* a parameter that no tape of the last backward uses is ready from its beginning */
+    bool static_graph;           /* so is, from the second step on, one that was not used in the first */
+    bool leave_reduction;        /* nothing is reduced */
 } loom__ddp_options;
 
 /* overlap_grad_reduce true, the rest off. */
@@ -26,7 +42,7 @@ loom__ddp_options loom__ddp_options_default(void);
 
 /* What the optimizer and checkpoints walk; owned by the ddp, constant during its life. */
 typedef struct loom__ddp_view {
-    loom_comm *dp;
+    loom_comm *dp, *instance;          /* instance: whose members hold the shards; dp where there is one instance */
     int64_t elements;                  /* of each buffer, gaps included */
     float *data, *grad;                /* [elements], the same map; gaps hold zeros */
     int64_t place_count;               /* = parameters */
@@ -34,6 +50,10 @@ typedef struct loom__ddp_view {
     loom_parameter *const *parameters; /* [place_count] in the order of the places: reverse of the list */
     int64_t bucket_count;
     const loom__ddp_bucket *buckets; /* [bucket_count] */
+    bool sharded;
+    int64_t shards, shard;       /* 1 and 0 where nothing is shared out */
+    const loom__ddp_part *parts; /* [place_count] what this rank updates of each place: all of it, or its shard */
+    int64_t state_elements;      /* of an array in which `state` of the parts is a place */
 } loom__ddp_view;
 
 /* Wraps the parameters, in model order, for the group dp (the same list on every member). Makes a gradient buffer and a
@@ -57,12 +77,23 @@ void loom__ddp_parameter_ready(void *ddp, loom_parameter *parameter);
 /* The chunk's gradients are complete on this rank, also those that nobody wrote: with overlap_grad_reduce its buckets
  * start as soon as all earlier ones have. */
 void loom__ddp_chunk_complete(loom__ddp *ddp, int64_t chunk);
-/* Starts the buckets that have not started (a gradient that nobody wrote is zero) and waits for all: grad then holds
- * the sum over dp in group-rank order, or the mean with average_in_collective. Collective over dp. Errors:
+/* Starts the buckets that have not started (a gradient that nobody wrote is zero) and waits for all: grad, of shards
+ * this rank's part of it, then holds the sum over dp in group-rank order, or the mean with average_in_collective.
+ * Collective over dp. Errors:
  * LOOM_ERR_NUMERIC names parameter, bucket and rank of a NaN or infinity (check_for_nan_in_grad; other members get
- * LOOM_ERR_ABORTED and the message); LOOM_ERR_STATE when a parameter became ready twice in the last backward; those of
- * the communication. */
+ * LOOM_ERR_ABORTED and the message); LOOM_ERR_STATE when a parameter became ready twice in the last backward, or when
+ * one that static_graph has left out is used; those of the communication. */
 loom_status loom__ddp_finish(loom__ddp *ddp);
+
+/* The parts of `data` have changed, after a loom__ddp_wait_parameters: every member gets all of them, at once or, with
+ * overlap_param_gather, until the next loom__ddp_wait_parameters. Does nothing without shards. Collective over the
+ * instance. */
+loom_status loom__ddp_gather(loom__ddp *ddp);
+/* All parameters are whole on this rank. NULL: nobody changes them. Collective over the instance. */
+loom_status loom__ddp_wait_parameters(loom__ddp *ddp);
+/* The reduced gradients are whole on every member, for who reads them beside the optimizer. Does nothing without
+ * shards. Collective over the instance, between finish and the next step. */
+loom_status loom__ddp_gather_gradients(loom__ddp *ddp);
 
 const loom__ddp_view *loom__ddp_view_of(const loom__ddp *ddp);
 

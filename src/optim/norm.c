@@ -18,19 +18,26 @@ static int64_t largest_bits(int64_t count, const float *x) {
     return largest;
 }
 
+/* Of the part that this rank updates, the leading elements that count. */
+static int64_t counted_of(const loom__ddp_place *place, const loom__ddp_part *part, int64_t counted) {
+    int64_t left = counted - (part->start - place->start);
+    return left < 0 ? 0 : left < part->count ? left : part->count;
+}
+
 loom__norm loom__norm_partial(
     loom_rank *rank, const loom__ddp_view *view, const int64_t *counted, loom__norm_type type) {
     const loom_kernels *kernels = loom_rank_kernels(rank);
     loom_team *team = loom_rank_team(rank);
     loom__norm made = {.type = type};
     for (int64_t place = 0; place < view->place_count; place++) {
-        const loom__ddp_place *at = &view->places[place];
-        const float *grad = view->grad + at->start;
-        kernels->exact_sum(team, type == LOOM__NORM_2 ? 2 : 1, counted[place], grad, &made.sum);
-        if (counted[place] < at->count)
-            made.sum.nonfinite += kernels->has_nonfinite(team, at->count - counted[place], grad + counted[place]);
+        const loom__ddp_part *part = &view->parts[place];
+        const float *grad = view->grad + part->start;
+        int64_t count = counted_of(&view->places[place], part, counted[place]);
+        kernels->exact_sum(team, type == LOOM__NORM_2 ? 2 : 1, count, grad, &made.sum);
+        if (count < part->count)
+            made.sum.nonfinite += kernels->has_nonfinite(team, part->count - count, grad + count);
         if (type == LOOM__NORM_INF) {
-            int64_t largest = largest_bits(counted[place], grad);
+            int64_t largest = largest_bits(count, grad);
             made.largest = largest > made.largest ? largest : made.largest;
         }
     }
@@ -75,7 +82,7 @@ loom_status loom__norm_blame(loom_rank *rank, const loom__ddp_view *view, const 
     const loom_kernels *kernels = loom_rank_kernels(rank);
     for (int64_t place = view->place_count - 1; place >= 0; place--)
         if (kernels->has_nonfinite(
-                loom_rank_team(rank), view->places[place].count, view->grad + view->places[place].start))
+                loom_rank_team(rank), view->parts[place].count, view->grad + view->parts[place].start))
             return loom_fail(LOOM_ERR_NUMERIC, "%sthe gradient of %s has a NaN or an infinity (rank %d)", why,
                 view->parameters[place]->name, loom_rank_index(rank));
     return LOOM_OK;

@@ -14,7 +14,7 @@ typedef struct loom__norm {
     int64_t largest;    /* the bits of the largest absolute value that counts */
 } loom__norm;
 
-/* Of place p the first counted[p] elements count. */
+/* Of place p the first counted[p] elements count, as far as they lie in this rank's part of it. */
 loom__norm loom__norm_partial(
     loom_rank *rank, const loom__ddp_view *view, const int64_t *counted, loom__norm_type type);
 

@@ -9,7 +9,8 @@
 typedef struct loom__optimizer_options {
     int64_t steps; /* of the run: where schedules end */
     loom_optimizer_conditions conditions;
-    /* The group over which the norm is added, and over which ranks fail together: tensor x pipeline. */
+    /* The group over which the norm is added, and over which ranks fail together: tensor x pipeline, and with shards
+     * x the members of an instance. */
     loom_comm *model_parallel;
     /* Whether this rank counts, in the norm, parameters that are the same on all tensor ranks: true on tensor rank 0.
      */
@@ -39,7 +40,8 @@ loom_status loom__optimizer_set_scaler(loom_optimizer *optimizer, const loom__sc
 /* By what the loss of the coming step is to be multiplied; 1 without a scaler. */
 double loom__optimizer_loss_scale(const loom_optimizer *optimizer);
 
-/* What an update keeps of each parameter, in the map of the ddp's buffers; owned by the optimizer. */
+/* What an update keeps of each parameter, state_elements of the ddp's view in each array, in the order of its parts;
+ * owned by the optimizer. */
 enum { LOOM__OPTIMIZER_ARRAYS = 3 };
 typedef struct loom__optimizer_state {
     int count;

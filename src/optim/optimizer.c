@@ -88,7 +88,7 @@ static loom_status place_parameter(
 }
 
 static loom_status add_array(loom_optimizer *optimizer, const char *name, const char *dtype) {
-    int64_t elements = loom__ddp_view_of(optimizer->ddp)->elements;
+    int64_t elements = loom__ddp_view_of(optimizer->ddp)->state_elements;
     bool half = is(dtype, "bf16");
     float *values;
     LOOM_TRY(loom__buffer_create(optimizer->rank, half ? elements / 2 + 1 : elements, name, &values));
@@ -187,6 +187,13 @@ double loom__optimizer_loss_scale(const loom_optimizer *optimizer) {
 
 const loom__optimizer_state *loom__optimizer_state_of(const loom_optimizer *optimizer) {
     return &optimizer->state;
+}
+
+size_t loom_optimizer_state_bytes(const loom_optimizer *optimizer) {
+    size_t bytes = 0, elements = (size_t)loom__ddp_view_of(optimizer->ddp)->state_elements;
+    for (int i = 0; i < optimizer->state.count; i++)
+        bytes += elements * loom_dtype_size(optimizer->state.arrays[i].dtype);
+    return bytes;
 }
 
 loom_status loom__optimizer_group_values(

@@ -49,15 +49,15 @@ static void update_adam(loom_optimizer *optimizer, const loom_optimizer_group *g
         .bf16_v = arrays[1].dtype == LOOM_BF16,
     };
     for (int64_t place = 0; place < view->place_count; place++) {
-        const loom__ddp_place *at = &view->places[place];
+        const loom__ddp_part *at = &view->parts[place];
         const loom_optimizer_group *group = &groups[optimizer->groups[place]];
-        char *m = (char *)arrays[0].values + (size_t)at->start * loom_dtype_size(arrays[0].dtype);
-        char *v = (char *)arrays[1].values + (size_t)at->start * loom_dtype_size(arrays[1].dtype);
+        char *m = (char *)arrays[0].values + (size_t)at->state * loom_dtype_size(arrays[0].dtype);
+        char *v = (char *)arrays[1].values + (size_t)at->state * loom_dtype_size(arrays[1].dtype);
         adamw.lr = group->lr;
         adamw.weight_decay = group->weight_decay;
         loom_rank_kernels(optimizer->rank)
             ->adamw(loom_rank_team(optimizer->rank), at->count, &adamw, view->grad + at->start, view->data + at->start,
-                m, v, config->amsgrad ? (float *)arrays[2].values + at->start : NULL);
+                m, v, config->amsgrad ? (float *)arrays[2].values + at->state : NULL);
     }
 }
 
@@ -69,13 +69,13 @@ static void update_sgd(loom_optimizer *optimizer, const loom_optimizer_group *gr
         .first = optimizer->steps_done == 0,
         .grad_scale = grad_scale};
     for (int64_t place = 0; place < view->place_count; place++) {
-        const loom__ddp_place *at = &view->places[place];
+        const loom__ddp_part *at = &view->parts[place];
         const loom_optimizer_group *group = &groups[optimizer->groups[place]];
         sgd.lr = group->lr;
         sgd.weight_decay = group->weight_decay;
         loom_rank_kernels(optimizer->rank)
             ->sgd(loom_rank_team(optimizer->rank), at->count, &sgd, view->grad + at->start, view->data + at->start,
-                momentum ? momentum + at->start : NULL);
+                momentum ? momentum + at->state : NULL);
     }
 }
 
@@ -83,10 +83,13 @@ static loom_status update(loom_optimizer *optimizer, const loom_optimizer_group 
     const loom_optimizer_config *config = &optimizer->config;
     double scale = factor * loom__clip_factor(config->clip_grad, norm);
     float grad_scale = (float)(config->maximize ? -scale : scale);
+    /* Where no forward came since the last update, its gathers still read what is about to change. */
+    LOOM_TRY(loom__ddp_wait_parameters(optimizer->ddp));
     if (optimizer->sgd)
         update_sgd(optimizer, groups, grad_scale);
     else
         update_adam(optimizer, groups, grad_scale);
+    LOOM_TRY(loom__ddp_gather(optimizer->ddp));
     optimizer->steps_done++;
     optimizer->schedule_steps++;
     if (optimizer->has_scaler)

@@ -33,11 +33,11 @@ static void weight_gradient(loom_tape *tape, loom_parameter *weight, int64_t row
     KERNELS(tape)->gemm(TEAM(tape), true, false, o, h, rows, 1.0f, d_y, o, x, h, accumulate, grad, h);
 }
 
-static loom_status check_input(const loom_parameter *weight, const loom_tensor *x, const char *what) {
+static loom_status check_input(loom_parameter *weight, const loom_tensor *x, const char *what) {
     if (x->dims != 3 || x->shape[2] != weight->shape[1])
         return loom_fail(LOOM_ERR_ARGUMENT, "%s: the input of %s has width %lld, expected %lld", what, weight->name,
             (long long)(x->dims ? x->shape[x->dims - 1] : 0), (long long)weight->shape[1]);
-    return LOOM_OK;
+    return loom_parameter_ready(weight);
 }
 
 /* ---- column ---- */
@@ -106,6 +106,7 @@ static loom_status multiply_gathered(
 loom_status loom__column_linear(loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_parameter *bias,
     loom_comm *tp, bool sequence_parallel, loom_tensor **output) {
     LOOM_TRY(check_input(weight, x, "column-parallel linear"));
+    LOOM_TRY(loom_parameter_ready(bias));
     LOOM_TRY(loom_tensor_ready(x));
     int64_t s = sequence_parallel ? x->shape[0] * loom__tp_size(tp) : x->shape[0], o = weight->shape[0];
     loom_tensor *y;

@@ -54,6 +54,7 @@ loom_status loom__vocab_embedding(loom_tape *tape, const int64_t *tokens, int64_
         if (tokens[i] < 0 || tokens[i] >= vocabulary)
             return loom_fail(LOOM_ERR_ARGUMENT, "token %lld at position %lld of row %lld: expected 0 to %lld",
                 (long long)tokens[i], (long long)(i % s), (long long)(i / s), (long long)(vocabulary - 1));
+    LOOM_TRY(loom_parameter_ready(table));
     embedding_state made = {tp, sequence_parallel, first_row, table, transposed(tokens, b, s)};
     if (!made.tokens)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld tokens", (long long)(b * s));
@@ -101,6 +102,7 @@ static const loom_op position_op = {"position embedding", position_input, positi
 loom_status loom__position_embedding(loom_tape *tape, loom_tensor *x, loom_parameter *table, const int64_t *positions,
     int64_t position_offset, loom_tensor **output) {
     LOOM_TRY(loom_tensor_ready(x));
+    LOOM_TRY(loom_parameter_ready(table));
     int64_t s = x->shape[0], b = x->shape[1], h = x->shape[2];
     int64_t *rows = malloc((size_t)(s * b + 1) * sizeof *rows);
     if (!rows)

@@ -5,10 +5,11 @@
 #include "strategy/strategy.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* The groups that are communicated in so far; the layout knows all of them. */
-static const loom_group_kind used_groups[] = {
-    LOOM_GROUP_TP, LOOM_GROUP_DP, LOOM_GROUP_DP_CP, LOOM_GROUP_TP_PP, LOOM_GROUP_PP, LOOM_GROUP_EMBD};
+static const loom_group_kind used_groups[] = {LOOM_GROUP_TP, LOOM_GROUP_DP, LOOM_GROUP_DP_CP, LOOM_GROUP_TP_PP,
+    LOOM_GROUP_PP, LOOM_GROUP_EMBD, LOOM_GROUP_INTRA_DP_CP, LOOM_GROUP_INTRA_DIST_OPT};
 
 static loom_status copy_callbacks(loom_fabric *fabric) {
     LOOM_TRY(loom_callbacks_create(&fabric->callbacks));
@@ -43,6 +44,11 @@ loom_status loom_fabric_create(loom_rank *rank, const loom_megatron_strategy_con
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a fabric");
     fabric->rank = rank;
     fabric->config = *config;
+    fabric->pytorch_ddp = config->ddp && strcmp(config->ddp, "pytorch") == 0;
+    if (fabric->pytorch_ddp)
+        fabric->config.ddp_config = (loom_ddp_config){0};
+    /* The reference's constructor turns it off with pytorch, whatever it is given. */
+    fabric->no_ddp_communication_hook = config->no_ddp_communication_hook && !fabric->pytorch_ddp;
     fabric->precision_plugin = config->precision ? config->precision : loom_precision_plugin_fp32();
     fabric->accelerator = config->accelerator ? config->accelerator : loom_accelerator_cpu();
     fabric->environment = config->cluster_environment ? config->cluster_environment : loom_cluster_environment_rank();
@@ -161,6 +167,15 @@ loom_status loom_fabric_launch(loom_fabric *fabric) {
 
 void loom_fabric_seed_everything(loom_fabric *fabric, uint64_t seed) {
     fabric->seed = seed;
+}
+
+loom_status loom_fabric_set_no_ddp_communication_hook(loom_fabric *fabric, bool on) {
+    if (on && !fabric->pytorch_ddp)
+        return loom_fail(LOOM_ERR_CONFIG,
+            "no_ddp_communication_hook: found true with strategy.ddp megatron, which has no such hook; expected ddp "
+            "pytorch");
+    fabric->no_ddp_communication_hook = on;
+    return LOOM_OK;
 }
 
 loom_parallelism loom_fabric_parallelism(const loom_fabric *fabric) {

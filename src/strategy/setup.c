@@ -66,16 +66,48 @@ static loom_status find_partial(loom_parallel *parallel) {
                                           (long long)parallel->partial_elements);
 }
 
+static loom__ddp_options megatron_options(const loom_parallel *parallel) {
+    const loom_fabric *fabric = parallel->fabric;
+    const loom_ddp_config *config = &fabric->config.ddp_config;
+    bool sharded = config->use_distributed_optimizer;
+    return (loom__ddp_options){
+        .overlap_grad_reduce = config->overlap_grad_reduce,
+        .bucket_size = config->bucket_size,
+        .data_parallel_size = loom_comm_size(fabric->groups[LOOM_GROUP_DP]),
+        .average_in_collective = config->average_in_collective,
+        .check_for_nan_in_grad = config->check_for_nan_in_grad,
+        .disable_bucketing = parallel->stage > 0,
+        .use_distributed_optimizer = sharded,
+        .pad_buckets_for_high_nccl_busbw = config->pad_buckets_for_high_nccl_busbw,
+        .instance = sharded ? fabric->groups[LOOM_GROUP_INTRA_DP_CP] : NULL,
+        .overlap_param_gather = config->overlap_param_gather,
+        .align_param_gather = config->align_param_gather,
+    };
+}
+
+/* PyTorch counts buckets in MiB; its first one, which is reduced last before the next forward, is 1 MiB at most. */
+static loom__ddp_options pytorch_options(const loom_fabric *fabric) {
+    const loom_megatron_strategy_config *config = &fabric->config;
+    const double mebi = 1048576.0, most = 0x1p50;
+    double bytes = (config->bucket_cap_mb > 0 ? config->bucket_cap_mb : 25.0) * mebi;
+    int64_t elements = (int64_t)(bytes < most ? bytes : most) / (int64_t)sizeof(float);
+    int64_t first = (int64_t)mebi / (int64_t)sizeof(float);
+    elements = elements > 0 ? elements : 1;
+    return (loom__ddp_options){
+        .overlap_grad_reduce = true,
+        .bucket_size = elements,
+        .first_bucket_size = first < elements ? first : elements,
+        .find_unused_parameters = config->find_unused_parameters,
+        .static_graph = config->static_graph,
+        .leave_reduction = fabric->no_ddp_communication_hook,
+    };
+}
+
 static loom_status wrap_ddp(loom_parallel *parallel) {
-    const loom_ddp_config *config = &parallel->fabric->config.ddp_config;
-    loom__ddp_options options = loom__ddp_options_default();
-    options.overlap_grad_reduce = config->overlap_grad_reduce;
-    options.bucket_size = config->bucket_size;
-    options.average_in_collective = config->average_in_collective;
-    options.check_for_nan_in_grad = config->check_for_nan_in_grad;
-    options.disable_bucketing = parallel->stage > 0;
-    return loom__ddp_create(parallel->fabric->rank, &options, parallel->parameters, parallel->parameter_count,
-        parallel->fabric->groups[LOOM_GROUP_DP_CP], &parallel->ddp);
+    const loom_fabric *fabric = parallel->fabric;
+    loom__ddp_options options = fabric->pytorch_ddp ? pytorch_options(fabric) : megatron_options(parallel);
+    return loom__ddp_create(fabric->rank, &options, parallel->parameters, parallel->parameter_count,
+        fabric->groups[LOOM_GROUP_DP_CP], &parallel->ddp);
 }
 
 static loom_status log_parameter_count(const loom_parallel *parallel) {
@@ -271,9 +303,15 @@ const loom_model_config *loom_parallel_model_config(const loom_parallel *paralle
 }
 
 loom_status loom_parallel_parameters(loom_parallel *parallel, loom_parameter *const **parameters, int64_t *count) {
+    LOOM_TRY(loom__ddp_wait_parameters(parallel->ddp));
     *parameters = parallel->parameters;
     *count = parallel->parameter_count;
     return LOOM_OK;
+}
+
+loom_status loom_parallel_gather_gradients(loom_parallel *parallel) {
+    LOOM_TRY(loom__parallel_check_gradients(parallel, "gather_gradients"));
+    return loom__ddp_gather_gradients(parallel->ddp);
 }
 
 loom_status loom_fabric_setup_optimizer(loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer) {
@@ -312,9 +350,10 @@ loom_status loom_fabric_setup_megatron_optimizer(loom_fabric *fabric, loom_paral
     if (!setup)
         schedule.schedule = "megatron-constant";
     LOOM_TRY(loom_lr_config_check(&schedule));
+    bool sharded = loom__ddp_view_of(parallel->ddp)->sharded;
     loom__optimizer_options options = {
         .steps = setup ? setup->steps : 1,
-        .model_parallel = fabric->groups[LOOM_GROUP_TP_PP],
+        .model_parallel = fabric->groups[sharded ? LOOM_GROUP_INTRA_DIST_OPT : LOOM_GROUP_TP_PP],
         .counts_replicated = loom_comm_rank(fabric->groups[LOOM_GROUP_TP]) == 0,
         .counted_elements = owned_elements,
     };
@@ -349,11 +388,18 @@ loom_status loom_gpt_describe_hf(loom_parallel *parallel, loom_safetensors_write
     return loom__hf_describe(set, writer);
 }
 
+/* What is read is whole on this rank. */
+static loom_status make_whole(loom_parallel *parallel, bool gradients, const char *who) {
+    if (!gradients)
+        return loom__ddp_wait_parameters(parallel->ddp);
+    LOOM_TRY(loom__parallel_check_gradients(parallel, who));
+    return loom__ddp_gather_gradients(parallel->ddp);
+}
+
 loom_status loom_gpt_write_hf(loom_parallel *parallel, bool gradients, loom_safetensors_writer *writer) {
     const loom__parameter_set *set = NULL;
     LOOM_TRY(gpt_set(parallel, &set));
-    if (gradients)
-        LOOM_TRY(loom__parallel_check_gradients(parallel, "write_hf"));
+    LOOM_TRY(make_whole(parallel, gradients, "write_hf"));
     loom_comm *const *groups = parallel->fabric->groups;
     return loom__hf_write(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA, groups[LOOM_GROUP_TP],
         groups[LOOM_GROUP_PP], (float)(gradients ? parallel->token_factor : 1), writer);
@@ -376,8 +422,7 @@ loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
     void *context) {
     const loom__parameter_set *set = NULL;
     LOOM_TRY(gpt_set(parallel, &set));
-    if (gradients)
-        LOOM_TRY(loom__parallel_check_gradients(parallel, "visit"));
+    LOOM_TRY(make_whole(parallel, gradients, "visit"));
     loom_comm *const *groups = parallel->fabric->groups;
     visit_context visited = {set, body, context};
     return loom__parameter_set_visit(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA,
@@ -420,6 +465,7 @@ loom_status loom_gpt_save_hf(loom_parallel *parallel, const char *directory, con
     loom_comm *world = loom_rank_world(parallel->fabric->rank);
     loom_tokenizer *tokenizer;
     LOOM_TRY(gpt_set(parallel, &set));
+    LOOM_TRY(loom__ddp_wait_parameters(parallel->ddp));
     loom_comm *const *groups = parallel->fabric->groups;
     loom_status status = loom_agree(world, open_tokenizer(parallel, &chosen, &tokenizer));
     if (!status)

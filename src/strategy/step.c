@@ -116,7 +116,11 @@ static loom_status run_step(
         loom__ddp_begin_step(parallel->ddp);
     LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCHES_START, step));
     loom__trace_step_begins(parallel);
+    /* Operations wait for the parameters that they read; a user's module may read them elsewhere. */
+    if (!parallel->is_gpt)
+        LOOM_TRY(loom__ddp_wait_parameters(parallel->ddp));
     LOOM_TRY(loom__run_microbatches(parallel, step, seed, receive, receive_context));
+    LOOM_TRY(loom__ddp_wait_parameters(parallel->ddp));
     loom__trace_step_ends(parallel, step);
     LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCHES_END, step));
     loom_profile_phase before = loom__profile_phase(parallel->fabric->rank, LOOM_PROFILE_REDUCTION);

@@ -22,7 +22,9 @@ struct loom_fabric {
     bool tuned;                  /* all ranks' accelerators were set up, and this rank's was tuned */
     loom__limit limit;           /* on the rank's waits, from the launch to the end */
     bool perform_initialization; /* false inside megatron_context */
-    int64_t modules;             /* set up and not destroyed yet */
+    bool pytorch_ddp;            /* strategy.ddp is pytorch: the configuration's ddp_config is all off */
+    bool no_ddp_communication_hook;
+    int64_t modules; /* set up and not destroyed yet */
     loom_layout layout;
     loom_stage_split split; /* of the model created last; its layout is borrowed */
     loom_comm *groups[LOOM_GROUP_KIND_COUNT];

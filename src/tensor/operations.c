@@ -40,11 +40,11 @@ static loom_status check_f32(const loom_op *op, const loom_tensor *x) {
 }
 
 /* A weight or bias over the last axis; NULL is none. */
-static loom_status check_vector(const loom_parameter *parameter, int64_t width) {
+static loom_status check_vector(loom_parameter *parameter, int64_t width) {
     if (parameter && (parameter->dims != 1 || parameter->shape[0] != width))
         return loom_fail(LOOM_ERR_ARGUMENT, "%s has %lld elements, its input's last axis %lld", parameter->name,
             (long long)parameter->shape[0], (long long)width);
-    return LOOM_OK;
+    return loom_parameter_ready(parameter);
 }
 
 static loom_status check_sample_numbers(const loom_dropout *dropout, const int64_t *sample) {

@@ -124,13 +124,13 @@ static loom_status qk_weight(loom_tape *tape, loom_node *node, loom_tensor *d_y)
 
 static const loom_op qk_op = {"norm of query and key heads", qk_input, qk_weight, NULL};
 
-static loom_status check_weight(const loom_parameter *weight, const char *what, int64_t d) {
+static loom_status check_weight(loom_parameter *weight, const char *what, int64_t d) {
     if (!weight)
         return loom_fail(LOOM_ERR_ARGUMENT, "%s: a norm of heads needs the weight of its %s", qk_op.name, what);
     if (weight->dims != 1 || weight->shape[0] != d)
         return loom_fail(LOOM_ERR_ARGUMENT, "%s has %lld elements, a head %lld channels", weight->name,
             (long long)weight->shape[0], (long long)d);
-    return LOOM_OK;
+    return loom_parameter_ready(weight);
 }
 
 static loom_status check(const loom_tensor *x, const qk_state *state) {

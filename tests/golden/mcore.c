@@ -1,7 +1,7 @@
 /* Megatron-Core's own numbers (mcore/<case>): parameters after import, logits and token losses with the padded
  * vocabulary in the softmax, then five steps under its own learning-rate schedule (whose first rate is 0): losses,
- * gradient norms, the first step's gradients, the parameters afterwards. Its distributed optimizer changes no number,
- * so the plain one runs here. */
+ * gradient norms, the first step's gradients, the parameters afterwards. Those runs had its distributed optimizer, so
+ * ours runs here. */
 #include "model.h"
 
 typedef struct mcore_layout {
@@ -73,7 +73,8 @@ static void load_layouts(mcore_case *c, mcore_suite *suite) {
             .pp = (int)golden_int(layout, "pp", 1),
             .vpp = golden_int(layout, "vpp", 1) > 1 ? (int)golden_int(layout, "vpp", 1) : 0,
             .sp = json_is_true(json_object_get(layout, "sp")),
-            .micro = golden_int(c->json, "micro_batch", 1)};
+            .micro = golden_int(c->json, "micro_batch", 1),
+            .sharded = true};
         made->numbers = entry;
         c->steps = (int64_t)json_array_size(json_object_get(entry, "loss"));
     }

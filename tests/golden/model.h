@@ -177,6 +177,7 @@ typedef struct golden_layout {
     loom_recompute recompute;
     bool replicate; /* query groups */
     bool overlap;   /* gradients are reduced in small buckets while the backward goes on */
+    bool sharded;   /* the distributed optimizer, which gathers parameters during the next forward */
 } golden_layout;
 
 /* Some of the tensors of the golden models are larger, most are smaller. */
@@ -184,9 +185,9 @@ enum { GOLDEN_BUCKET = 3000 };
 
 static inline void golden_layout_name(const golden_layout *layout, char *text) {
     static const char *const recompute[] = {"", " recompute-selective", " recompute-full"};
-    int used = snprintf(text, GOLDEN_TEXT, "tp%d dp%d%s mbs%lld%s%s%s", layout->tp, layout->dp, layout->sp ? " sp" : "",
-        (long long)layout->micro, layout->replicate ? " replicated-groups" : "", recompute[layout->recompute],
-        layout->overlap ? " overlapped" : "");
+    int used = snprintf(text, GOLDEN_TEXT, "tp%d dp%d%s mbs%lld%s%s%s%s", layout->tp, layout->dp,
+        layout->sp ? " sp" : "", (long long)layout->micro, layout->replicate ? " replicated-groups" : "",
+        recompute[layout->recompute], layout->overlap ? " overlapped" : "", layout->sharded ? " sharded" : "");
     if (layout->pp > 1)
         snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " pp%d%s%.0d%s%s", layout->pp, layout->vpp ? " v" : "",
             layout->vpp, layout->stages ? " " : "", layout->stages ? layout->stages : "");
@@ -233,6 +234,7 @@ static inline loom_status golden_model_create(loom_rank *rank, const golden_layo
     strategy.virtual_pipeline_model_parallel_size = layout->vpp;
     strategy.ddp_config.overlap_grad_reduce = layout->overlap;
     strategy.ddp_config.bucket_size = layout->overlap ? GOLDEN_BUCKET : 0;
+    strategy.ddp_config.use_distributed_optimizer = strategy.ddp_config.overlap_param_gather = layout->sharded;
     loom_model_config adjusted = *config;
     adjusted.recompute = layout->recompute;
     adjusted.parallel.pipeline_model_parallel_layout = layout->stages;

@@ -187,7 +187,7 @@ static loom_status compare(
 
 /* ---- the walk */
 
-static loom_status run_layout(train_suite *suite, loom_rank *rank, const train_case *c, golden_layout layout) {
+static loom_status run_once(train_suite *suite, loom_rank *rank, const train_case *c, golden_layout layout) {
     bool first = loom_rank_index(rank) == 0;
     golden_counts *counts = &suite->golden.counts;
     if (!golden_layout_divides(&layout, &c->config, c->rows.s, c->batch)) {
@@ -207,6 +207,16 @@ static loom_status run_layout(train_suite *suite, loom_rank *rank, const train_c
     if (!status && first)
         counts->ran++;
     return status;
+}
+
+/* With the plain optimizer, and where the largest microbatches leave several ranks something to share out, once more
+ * with the distributed one. */
+static loom_status run_layout(train_suite *suite, loom_rank *rank, const train_case *c, golden_layout layout) {
+    LOOM_TRY(run_once(suite, rank, c, layout));
+    if (layout.dp == 1 || layout.micro * layout.dp < c->batch)
+        return LOOM_OK;
+    layout.overlap = layout.sharded = true;
+    return run_once(suite, rank, c, layout);
 }
 
 /* The largest microbatch everywhere; 1, 2, … where the ranks are one, or tensor, sequence and data parallel at once. */

@@ -16,6 +16,10 @@ typedef struct pipe_case {
     const char *stages;          /* pipeline_model_parallel_layout */
     int64_t first, last;         /* layers of the first and the last stage; 0 = as all */
     bool balanced, sp, overlap;  /* overlap: gradients reduced while the backward goes on, in small buckets */
+    bool sharded, gather, align; /* the distributed optimizer; its gathers during the forward, all at once */
+    int64_t instances;           /* of it; 0 = 1 */
+    bool pytorch;                /* the wrapper; find_unused, fixed: its find_unused_parameters and static_graph */
+    bool find_unused, fixed, average;
     const char *schedule, *wire; /* NULL = the defaults */
     bool variable;
     bool untied;
@@ -29,9 +33,11 @@ typedef struct pipe_result {
 } pipe_result;
 
 static inline const char *pipe_name(const pipe_case *c, char text[PIPE_TEXT]) {
-    snprintf(text, PIPE_TEXT, "ranks %d tp %d pp %d vpp %d %s %s micro %lld of %lld, %lld layers", c->ranks, c->tp,
-        c->pp, c->vpp, c->stages ? c->stages : "", c->schedule ? c->schedule : "", (long long)c->micro,
-        (long long)c->global, (long long)c->layers);
+    snprintf(text, PIPE_TEXT, "ranks %d tp %d pp %d vpp %d %s %s micro %lld of %lld, %lld layers%s%s%s%s%s%s", c->ranks,
+        c->tp, c->pp, c->vpp, c->stages ? c->stages : "", c->schedule ? c->schedule : "", (long long)c->micro,
+        (long long)c->global, (long long)c->layers, c->overlap ? " overlap" : "", c->sharded ? " sharded" : "",
+        c->gather ? " gather" : "", c->align ? " aligned" : "", c->instances > 1 ? " instances" : "",
+        c->pytorch ? " pytorch" : "");
     return text;
 }
 
@@ -57,6 +63,17 @@ static inline loom_megatron_strategy_config pipe_strategy(const pipe_case *c) {
         strategy.schedule = c->schedule;
     strategy.ddp_config.overlap_grad_reduce = c->overlap;
     strategy.ddp_config.bucket_size = c->overlap ? 700 : 0;
+    strategy.ddp_config.average_in_collective = c->average;
+    strategy.ddp_config.use_distributed_optimizer = c->sharded;
+    strategy.ddp_config.overlap_param_gather = c->gather;
+    strategy.ddp_config.align_param_gather = c->align;
+    strategy.num_distributed_optimizer_instances = c->instances ? c->instances : 1;
+    if (c->pytorch) {
+        strategy.ddp = "pytorch";
+        strategy.bucket_cap_mb = 0.002;
+        strategy.find_unused_parameters = c->find_unused;
+        strategy.static_graph = c->fixed;
+    }
     return strategy;
 }
 

@@ -614,8 +614,6 @@ static loom_status refuse(loom_rank *rank, void *argument) {
     config.virtual_pipeline_model_parallel_size = 2;
     LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_CONFIG, "expected at least 2 pipeline stages"));
     config = defaults(1);
-    config.ddp = "pytorch";
-    LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_UNSUPPORTED, "ddp"));
     config.ddp = "deepspeed";
     LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_CONFIG, "deepspeed"));
     config = defaults(1);

@@ -269,9 +269,9 @@ TEST(what_would_fail_in_the_run_is_named_before_it) {
         "run.yaml:1:19: optim.adam_eps: found 1e-60, expected a number > 0 in fp32");
     expect_file("model: {hidden_dropout: 0.99999999}\n", LOOM_ERR_CONFIG,
         "run.yaml:1:25: model.hidden_dropout: found 0.99999999, expected a number from 0 to below 1 in fp32");
-    expect_file("strategy: {no_ddp_communication_hook: false}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:39: not supported yet: strategy.no_ddp_communication_hook=false (the PyTorch-style wrapper); only "
-        "true works");
+    expect_file("strategy: {output_data_idx: true}\n", LOOM_ERR_UNSUPPORTED,
+        "run.yaml:1:29: not supported yet: strategy.output_data_idx=true (batch indices from the loader); only false "
+        "works");
 }
 
 TEST(an_object_cannot_come_from_a_file) {
@@ -321,9 +321,9 @@ TEST(what_is_not_built_is_refused_by_name) {
         "run.yaml:2:26: not supported yet: strategy.context_parallel_size=2 (context parallelism); only 1 works");
     expect_file("precision: bf16-mixed\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:12: not supported yet: precision=bf16-mixed (mixed precision); what works: 32");
-    expect_file("strategy: {ddp: {use_distributed_optimizer: true}}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:45: not supported yet: strategy.ddp.use_distributed_optimizer=true (the distributed optimizer); "
-        "only false works");
+    expect_file("strategy: {ddp: {use_megatron_fsdp: true}}\n", LOOM_ERR_UNSUPPORTED,
+        "run.yaml:1:37: not supported yet: strategy.ddp.use_megatron_fsdp=true (fully sharded data parallelism); only "
+        "false works");
     expect_file("data: {rampup_batch_size: [4, 4, 48]}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:27: not supported yet: data.rampup_batch_size=[4, 4, 48] (batch-size ramp-up); only null works");
     expect_file("model: {architecture: mixtral}\n", LOOM_ERR_UNSUPPORTED,
@@ -340,6 +340,35 @@ TEST(a_fault_outweighs_not_supported_yet) {
     expect_file("seed: x\nlog: {tensorboard: true}\n", LOOM_ERR_CONFIG,
         "run.yaml:1:7: seed: found \"x\", expected an integer from 0 to 4294967295\n"
         "run.yaml:2:20: not supported yet: log.tensorboard=true (TensorBoard events); only false works");
+}
+
+TEST(fields_of_the_wrapper_that_is_not_used_are_named) {
+    (void)state;
+    loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
+    config.num_distributed_optimizer_instances = 2;
+    config.ddp_config.num_distributed_optimizer_instances = 4;
+    config.ddp_config.overlap_param_gather = true;
+    config.bucket_cap_mb = 5;
+    config.static_graph = true;
+    assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_ERR_CONFIG);
+    assert_string_equal(loom_error_message(),
+        "strategy.num_distributed_optimizer_instances: found 2, expected 1 without "
+        "strategy.ddp.use_distributed_optimizer\n"
+        "strategy.ddp.num_distributed_optimizer_instances: found 4, expected 1 or that of "
+        "strategy.num_distributed_optimizer_instances, 2\n"
+        "strategy.ddp.overlap_param_gather: found true without strategy.ddp.use_distributed_optimizer, which gathers "
+        "parameters; expected false\n"
+        "strategy.bucket_cap_mb: only strategy.ddp pytorch uses it\n"
+        "strategy.static_graph: only strategy.ddp pytorch uses it");
+    config.bucket_cap_mb = 0;
+    config.static_graph = false;
+    config.ddp_config.use_distributed_optimizer = true;
+    config.ddp_config.num_distributed_optimizer_instances = 2;
+    assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_OK);
+    config = loom_megatron_strategy_config_default();
+    config.ddp = "pytorch";
+    config.find_unused_parameters = config.gradient_as_bucket_view = true;
+    assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_OK);
 }
 
 TEST(override_faults_are_named) {
@@ -410,6 +439,7 @@ int main(void) {
         cmocka_unit_test(a_thousand_faults_end_in_a_short_message),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
         cmocka_unit_test(a_fault_outweighs_not_supported_yet),
+        cmocka_unit_test(fields_of_the_wrapper_that_is_not_used_are_named),
         cmocka_unit_test(override_faults_are_named),
         cmocka_unit_test(a_missing_file_is_named),
     };

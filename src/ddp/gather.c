@@ -1,0 +1,91 @@
+/* The gathers of a distributed optimizer. They start from the last bucket to the first, since a forward needs the
+ * buffer from its end; so all members start them in the same order, however each comes to need its parameters.
+ * Invariant: buckets from gathers_left on have been started since the last update, and a parameter has its hook exactly
+ * while its bucket is stale. */
+#include "ddp/state.h"
+
+static loom_status start_gather(loom__ddp *ddp) {
+    int64_t index = --ddp->gathers_left;
+    const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
+    int64_t length = loom__ddp_part_length(ddp, bucket);
+    float *data = ddp->view.data + bucket->start;
+    for (int64_t i = 0; i < ddp->view.shards; i++)
+        ddp->part_counts[i] = length;
+    return loom_all_gather_v_start(ddp->view.instance, data + ddp->view.shard * length, data, ddp->part_counts,
+        LOOM_F32, &ddp->states[index].gather);
+}
+
+static loom_status start_down_to(loom__ddp *ddp, int64_t index) {
+    while (ddp->gathers_left > index)
+        LOOM_TRY(start_gather(ddp));
+    return LOOM_OK;
+}
+
+loom_status loom__ddp_start_gathers(loom__ddp *ddp) {
+    return start_down_to(ddp, 0);
+}
+
+void loom__ddp_drop_gathers(loom__ddp *ddp) {
+    for (int64_t i = 0; i < ddp->view.bucket_count; i++) {
+        (void)loom_wait(ddp->states[i].gather);
+        ddp->states[i].gather = NULL;
+    }
+}
+
+static loom_status await_bucket(loom__ddp *ddp, int64_t index) {
+    loom__ddp_bucket_state *state = &ddp->states[index];
+    const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
+    if (!state->stale)
+        return LOOM_OK;
+    LOOM_TRY(start_down_to(ddp, index));
+    /* The next one travels while this one is used. */
+    LOOM_TRY(start_down_to(ddp, index > 0 ? index - 1 : 0));
+    loom_request *gather = state->gather;
+    state->gather = NULL;
+    LOOM_TRY(loom_wait(gather));
+    state->stale = false;
+    for (int64_t place = bucket->first_place; place < bucket->first_place + bucket->places; place++)
+        ddp->parameters[place]->await_data = NULL;
+    return LOOM_OK;
+}
+
+static loom_status await_parameter(void *context, int64_t place) {
+    loom__ddp *ddp = context;
+    return await_bucket(ddp, ddp->view.places[place].bucket);
+}
+
+loom_status loom__ddp_wait_parameters(loom__ddp *ddp) {
+    for (int64_t index = ddp ? ddp->view.bucket_count - 1 : -1; index >= 0; index--)
+        LOOM_TRY(await_bucket(ddp, index));
+    return LOOM_OK;
+}
+
+loom_status loom__ddp_gather(loom__ddp *ddp) {
+    if (ddp->view.shards == 1)
+        return LOOM_OK;
+    ddp->gathers_left = ddp->view.bucket_count;
+    for (int64_t i = 0; i < ddp->view.bucket_count; i++)
+        ddp->states[i].stale = true;
+    for (int64_t place = 0; place < ddp->view.place_count; place++) {
+        loom_parameter *parameter = ddp->parameters[place];
+        parameter->await_data = await_parameter;
+        parameter->await_context = ddp;
+        parameter->await_place = place;
+    }
+    if (!ddp->options.overlap_param_gather)
+        return loom__ddp_wait_parameters(ddp);
+    return start_down_to(ddp, ddp->options.align_param_gather || !ddp->view.bucket_count ? 0 : ddp->gathers_left - 1);
+}
+
+loom_status loom__ddp_gather_gradients(loom__ddp *ddp) {
+    if (ddp->view.shards == 1)
+        return LOOM_OK;
+    LOOM_TRY(loom__ddp_start_gathers(ddp));
+    for (int64_t i = 0; i < ddp->view.bucket_count; i++) {
+        const loom__ddp_bucket *bucket = &ddp->view.buckets[i];
+        int64_t length = loom__ddp_part_length(ddp, bucket);
+        float *grad = ddp->view.grad + bucket->start;
+        LOOM_TRY(loom_all_gather(ddp->view.instance, grad + ddp->view.shard * length, grad, length, LOOM_F32));
+    }
+    return LOOM_OK;
+}

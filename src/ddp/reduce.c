@@ -1,0 +1,182 @@
+/* Bucketed gradient reduction. A bucket starts when all its parameters and all earlier buckets are ready, so that every
+ * rank starts the same collectives in the same order although its parameters may become ready in another one.
+ * Invariant: buckets before next_bucket have started, the others have not, and a started bucket's gradients are not
+ * touched until finish has waited for it. Nothing here depends on the values of gradients: a NaN found on one rank is
+ * remembered, its bucket is reduced all the same, and finish tells all members. */
+#include "ddp/state.h"
+#include <stdio.h>
+#include <string.h>
+
+static void remember(loom__ddp *ddp, loom_status status) {
+    if (!status || ddp->failure)
+        return;
+    ddp->failure = status;
+    snprintf(ddp->message, sizeof ddp->message, "%s", loom_error_message());
+}
+
+loom_status loom__ddp_wait_reductions(loom__ddp *ddp) {
+    loom_status first = LOOM_OK;
+    for (int64_t i = 0; i < ddp->next_bucket; i++) {
+        loom_status status = loom_wait(ddp->states[i].request);
+        ddp->states[i].request = NULL;
+        if (status && !first)
+            first = status;
+    }
+    return first;
+}
+
+void loom__ddp_begin_step(loom__ddp *ddp) {
+    /* A step that was given up may have left buckets under way, whose memory is about to be written. */
+    (void)loom__ddp_wait_reductions(ddp);
+    ddp->next_bucket = 0;
+    ddp->last = false;
+    ddp->failure = LOOM_OK;
+    for (int64_t i = 0; i < ddp->view.bucket_count; i++)
+        ddp->states[i].waiting = ddp->view.buckets[i].places;
+    for (int64_t place = 0; place < ddp->view.place_count; place++) {
+        ddp->parameters[place]->grad_written = false;
+        ddp->ready[place] = ddp->graph_known && ddp->unused[place];
+        if (ddp->ready[place])
+            ddp->states[ddp->view.places[place].bucket].waiting--;
+    }
+}
+
+void loom__ddp_expect_last(loom__ddp *ddp, bool last) {
+    ddp->last = last;
+    /* Reductions and gathers may share a group, on which all members must start them in one order. */
+    if (last)
+        remember(ddp, loom__ddp_start_gathers(ddp));
+}
+
+static loom_status check_finite(const loom__ddp *ddp, int64_t index) {
+    const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
+    const loom_kernels *kernels = loom_rank_kernels(ddp->rank);
+    loom_team *team = loom_rank_team(ddp->rank);
+    if (!kernels->has_nonfinite(team, bucket->end - bucket->start, ddp->view.grad + bucket->start))
+        return LOOM_OK;
+    for (int64_t place = bucket->first_place; place < bucket->first_place + bucket->places; place++)
+        if (kernels->has_nonfinite(team, ddp->view.places[place].count, ddp->parameters[place]->grad))
+            return loom_fail(LOOM_ERR_NUMERIC,
+                "the gradient of %s has a NaN or an infinity before its reduction (bucket %lld of %lld, rank %d)",
+                ddp->parameters[place]->name, (long long)index, (long long)ddp->view.bucket_count,
+                loom_rank_index(ddp->rank));
+    return loom_fail(LOOM_ERR_INTERNAL, "bucket %lld has a NaN or an infinity between its parameters (rank %d)",
+        (long long)index, loom_rank_index(ddp->rank));
+}
+
+/* Several instances need the sum in several places, added up in the order that one instance has: an all-reduce. */
+static loom_status start_reduction(loom__ddp *ddp, int64_t index) {
+    const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
+    loom_comm *dp = ddp->view.dp;
+    loom_request **request = &ddp->states[index].request;
+    float *grad = ddp->view.grad + bucket->start;
+    int64_t length = loom__ddp_part_length(ddp, bucket);
+    if (loom_comm_size(dp) == 1 || ddp->options.leave_reduction)
+        return LOOM_OK;
+    if (ddp->view.shards < loom_comm_size(dp))
+        return loom_all_reduce_start(dp, grad, grad, bucket->end - bucket->start, LOOM_F32, LOOM_SUM, request);
+    for (int64_t i = 0; i < ddp->view.shards; i++)
+        ddp->part_counts[i] = length;
+    return loom_reduce_scatter_v_start(
+        dp, grad, grad + ddp->view.shard * length, ddp->part_counts, LOOM_F32, LOOM_SUM, request);
+}
+
+static void start_bucket(loom__ddp *ddp, int64_t index) {
+    const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
+    for (int64_t place = bucket->first_place; place < bucket->first_place + bucket->places; place++) {
+        loom_parameter *parameter = ddp->parameters[place];
+        if (!parameter->grad_written)
+            memset(parameter->grad, 0, (size_t)ddp->view.places[place].count * sizeof(float));
+        if (!ddp->graph_known)
+            ddp->unused[place] = !parameter->grad_written;
+        parameter->grad_written = true;
+    }
+    if (ddp->options.check_for_nan_in_grad)
+        remember(ddp, check_finite(ddp, index));
+    remember(ddp, start_reduction(ddp, index));
+}
+
+static void start_ready_buckets(loom__ddp *ddp) {
+    while (ddp->options.overlap_grad_reduce && ddp->next_bucket < ddp->view.bucket_count &&
+           ddp->states[ddp->next_bucket].waiting == 0)
+        start_bucket(ddp, ddp->next_bucket++);
+}
+
+static void mark_ready(loom__ddp *ddp, int64_t place) {
+    ddp->ready[place] = true;
+    ddp->states[ddp->view.places[place].bucket].waiting--;
+}
+
+/* A bucket has parameters of one chunk, whose last backward has begun now: its tape knows which of them it uses. */
+static void mark_unused(loom__ddp *ddp, int64_t chunk) {
+    for (int64_t place = 0; place < ddp->view.place_count; place++) {
+        const loom_parameter *parameter = ddp->parameters[place];
+        if (parameter->chunk == chunk && parameter->pending_uses == 0 && !ddp->ready[place])
+            mark_ready(ddp, place);
+    }
+}
+
+static loom_status become_ready(loom__ddp *ddp, int64_t place) {
+    const loom_parameter *parameter = ddp->parameters[place];
+    int rank = loom_rank_index(ddp->rank);
+    if (!ddp->ready[place]) {
+        mark_ready(ddp, place);
+        return LOOM_OK;
+    }
+    if (ddp->graph_known && ddp->unused[place])
+        return loom_fail(LOOM_ERR_STATE,
+            "%s has a gradient, but had none in the first step and strategy.static_graph is true (rank %d)",
+            parameter->name, rank);
+    return loom_fail(LOOM_ERR_STATE,
+        "%s became ready twice in the last backward of a step: its first gradient may be reduced already (rank %d)",
+        parameter->name, rank);
+}
+
+void loom__ddp_parameter_ready(void *context, loom_parameter *parameter) {
+    loom__ddp *ddp = context;
+    int64_t place = ddp->last ? loom__ddp_find_place(ddp, parameter) : -1;
+    if (place < 0)
+        return;
+    remember(ddp, become_ready(ddp, place));
+    if (ddp->options.find_unused_parameters)
+        mark_unused(ddp, parameter->chunk);
+    start_ready_buckets(ddp);
+}
+
+void loom__ddp_chunk_complete(loom__ddp *ddp, int64_t chunk) {
+    for (int64_t place = 0; place < ddp->view.place_count; place++) {
+        if (ddp->parameters[place]->chunk != chunk || ddp->ready[place])
+            continue;
+        mark_ready(ddp, place);
+    }
+    start_ready_buckets(ddp);
+}
+
+static void take_mean(loom__ddp *ddp) {
+    float factor = 1.0f / (float)loom_comm_size(ddp->view.dp);
+    for (int64_t i = 0; i < ddp->view.bucket_count; i++) {
+        const loom__ddp_bucket *bucket = &ddp->view.buckets[i];
+        int64_t length = loom__ddp_part_length(ddp, bucket);
+        float *grad = ddp->view.grad + bucket->start + ddp->view.shard * length;
+        loom_rank_kernels(ddp->rank)->scale(loom_rank_team(ddp->rank), length, factor, grad, grad);
+    }
+}
+
+loom_status loom__ddp_finish(loom__ddp *ddp) {
+    int size = loom_comm_size(ddp->view.dp);
+    remember(ddp, loom__ddp_start_gathers(ddp));
+    while (ddp->next_bucket < ddp->view.bucket_count)
+        start_bucket(ddp, ddp->next_bucket++);
+    ddp->graph_known = ddp->options.static_graph;
+    ddp->last = false;
+    remember(ddp, loom__ddp_wait_reductions(ddp));
+    /* What was remembered came first; the thread's record may have gone on since. */
+    loom_status status = ddp->failure ? loom_fail(ddp->failure, "%s", ddp->message) : LOOM_OK;
+    /* A gradient is bad on one rank alone, so all must hear of it; a failed communication ends the others by itself. */
+    if (ddp->options.check_for_nan_in_grad && size > 1 && (!status || status == LOOM_ERR_NUMERIC))
+        status = loom_agree(ddp->view.dp, status);
+    LOOM_TRY(status);
+    if (ddp->options.average_in_collective && size > 1)
+        take_mean(ddp);
+    return LOOM_OK;
+}

@@ -1,0 +1,55 @@
+/* What the files of the gradient buffer share. */
+#ifndef DDP_STATE_H
+#define DDP_STATE_H
+
+#include "ddp/ddp.h"
+#include "ddp/plan.h"
+
+enum { LOOM__DDP_MESSAGE = 1024 };
+
+typedef struct loom__ddp_lookup {
+    const loom_parameter *parameter;
+    int64_t place;
+} loom__ddp_lookup;
+
+typedef struct loom__ddp_bucket_state {
+    int64_t waiting;       /* parameters that are not ready */
+    loom_request *request; /* of the gradients */
+    loom_request *gather;  /* of the parameters */
+    bool stale;            /* other members have newer parameters than those here */
+} loom__ddp_bucket_state;
+
+struct loom__ddp {
+    loom_rank *rank;
+    loom__ddp_options options;
+    loom__ddp_view view;
+    loom__ddp_plan plan;
+    loom__ddp_part *parts;
+    loom_parameter **parameters;  /* in the order of the places */
+    loom__ddp_lookup *by_address; /* sorted */
+    bool *ready;                  /* of each place, in this step */
+    bool *unused;                 /* of each place: no gradient in the step that made the graph static */
+    loom__ddp_bucket_state *states;
+    int64_t *part_counts; /* [shards] elements of one bucket's parts */
+    int64_t next_bucket;
+    int64_t gathers_left; /* buckets before it have no gather under way or done since the last update */
+    bool last, graph_known;
+    loom_status failure; /* the first one of this step; reported by finish */
+    char message[LOOM__DDP_MESSAGE];
+};
+
+/* Of a parameter, or -1. */
+int64_t loom__ddp_find_place(const loom__ddp *ddp, const loom_parameter *parameter);
+/* Waits for every reduction under way, also after one has failed. */
+loom_status loom__ddp_wait_reductions(loom__ddp *ddp);
+/* Starts the gathers that no use has asked for yet; before anything else is started on their group. */
+loom_status loom__ddp_start_gathers(loom__ddp *ddp);
+/* Waits for those under way, whatever becomes of them. */
+void loom__ddp_drop_gathers(loom__ddp *ddp);
+
+/* Elements of the bucket that one shard holds. */
+static inline int64_t loom__ddp_part_length(const loom__ddp *ddp, const loom__ddp_bucket *bucket) {
+    return (bucket->end - bucket->start) / ddp->view.shards;
+}
+
+#endif
