@@ -173,6 +173,8 @@ typedef struct loom_dataset {
     bool document_boundaries; /* attention stops at documents: get fills document_start */
     /* Sample `index` in [0, length). index < 0 asks for a padding row: legal tokens, loss_mask 0. */
     loom_status (*get)(void *context, int64_t index, const loom_sample_row *row);
+    /* Where the sample lies, for messages: "corpus.bin, byte 4096". May be NULL; text is cut off at `bytes`. */
+    void (*locate)(void *context, int64_t index, char *text, size_t bytes);
     void (*destroy)(void *context); /* may be NULL */
 } loom_dataset;
 
@@ -198,7 +200,8 @@ typedef struct loom_gpt_dataset_config {
     int64_t seed;            /* 0 … 2^32-1 */
     const char *split;       /* "98,1,1" */
     loom_split which;
-    int64_t samples; /* at least so many, by as many epochs as it takes; -1 = one epoch, whatever it gives */
+    int64_t samples;    /* at least so many, by as many epochs as it takes; -1 = one epoch, whatever it gives */
+    int64_t max_epochs; /* more than these are refused; 0 = no limit */
     /* True: samples are s+1 tokens, the last only a label. False: samples are s tokens, the last position has no label
      * and is masked. */
     bool add_extra_token_to_sequence;
@@ -211,15 +214,63 @@ typedef struct loom_gpt_dataset_config {
      * is then recognised by its place. */
     int64_t pad;
     int64_t vocab_size; /* > 0: ids outside are LOOM_ERR_FORMAT when read; 0 = unchecked */
+    /* A folder in which the indices are kept under a name made of all they depend on: whoever finds them there reads
+     * them (ranks of a node share the memory), the first to miss them builds them. Made where it is missing. NULL =
+     * built in memory. */
+    const char *index_mapping_dir;
 } loom_gpt_dataset_config;
 
 /* s 0 (must be set), seed 1234, split "969,30,1", train, one epoch, extra token, drop the partial, no resets, no eod,
  * pad -1. */
 LOOM_API loom_gpt_dataset_config loom_gpt_dataset_config_default(void);
 /* indexed is borrowed until the dataset is destroyed. LOOM_ERR_NOT_FOUND: the split has no share; LOOM_ERR_CONFIG:
- * samples are asked of a share without documents or tokens, or a value is not legal. */
+ * samples are asked of a share without documents or tokens, more epochs than max_epochs are needed, or a value is not
+ * legal; LOOM_ERR_IO: index_mapping_dir cannot be written. */
 LOOM_API loom_status loom_gpt_dataset_create(
     const loom_indexed *indexed, const loom_gpt_dataset_config *config, loom_dataset *dataset);
+
+/* ---- Blends: samples of several datasets in given shares ---- */
+
+/* Sample i of the blend is sample[i] of dataset[i], i in [0, size), chosen so that after every sample each dataset is
+ * as near its share as can be. weights[0, count) are shares whose sum is 1; count at most 32767. Equals
+ * Megatron-Core's. */
+LOOM_API loom_status loom_data_blend_by_weight(
+    const double *weights, int64_t count, int64_t size, int16_t *dataset, int64_t *sample);
+/* The same with shares by size, until each dataset has given each of its samples once: i in [0, sum of sizes). */
+LOOM_API loom_status loom_data_blend_by_size(const int64_t *sizes, int64_t count, int16_t *dataset, int64_t *sample);
+/* Samples to ask of a dataset with this share of a blend of `size`, rounded up, a part of `surplus` more and again
+ * rounded up. */
+LOOM_API int64_t loom_data_blend_share(double weight, int64_t size, double surplus);
+/* weights[i] / their sum, as numpy computes it, in place. */
+LOOM_API void loom_data_blend_normalize(double *weights, int64_t count);
+/* A list as Megatron's --data-path takes it, ["0.7", "books", "0.3", "web"], or prefixes alone: prefixes[0, *count) and
+ * weights[0, *count), both of room for `length`, *weighted whether there are weights. LOOM_ERR_CONFIG: an empty list,
+ * or a weight that is not above 0 and finite. */
+LOOM_API loom_status loom_data_blend_from_list(
+    const char *const *list, int64_t length, double *weights, const char **prefixes, int64_t *count, bool *weighted);
+
+/* datasets[0, count), all of one sequence length, become parts of the blend, which destroys them; after an error they
+ * are still the caller's. weights NULL: shares by size, and size -1 takes every sample once; else size is the blend's
+ * length and weights are relative. LOOM_ERR_CONFIG: a weight that is not above 0, or a dataset with fewer samples than
+ * its share, with both counts. */
+LOOM_API loom_status loom_blended_dataset_create(
+    const loom_dataset *datasets, const double *weights, int64_t count, int64_t size, loom_dataset *dataset);
+
+/* A blend of GPT datasets, opened from their files: Megatron-Core's BlendedMegatronDatasetBuilder for one split. */
+typedef struct loom_gpt_blend_config {
+    const char *const *prefixes; /* [count] */
+    const double *weights;       /* [count] relative; NULL = by size, and one epoch of each */
+    int64_t count;
+    /* Of each part; `samples` are those of the blend: at least so many with weights (shares are rounded up), at most
+     * with NULL, where -1 takes all. */
+    loom_gpt_dataset_config gpt;
+    double surplus; /* of samples that each part gets beyond its share, against the rounding of shares */
+} loom_gpt_blend_config;
+/* No parts, the GPT dataset's defaults, surplus 0.005. */
+LOOM_API loom_gpt_blend_config loom_gpt_blend_config_default(void);
+/* The dataset keeps the files open. Errors are those of loom_indexed_open, loom_gpt_dataset_create and
+ * loom_blended_dataset_create; weights without a number of samples are LOOM_ERR_CONFIG. */
+LOOM_API loom_status loom_gpt_blend_create(const loom_gpt_blend_config *config, loom_dataset *dataset);
 
 /* Replays tensor `tokens` [steps, batch, s+1] (any integer dtype) of a safetensors file: sample i is row i mod batch of
  * step i / batch. Every position counts. *batch (may be NULL) gets the size that global batches must have to replay the

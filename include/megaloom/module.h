@@ -23,7 +23,7 @@ typedef struct loom_module_environment {
      * stage it is the whole model (stages is 1, and the chunk has embedding and loss). */
     int64_t stage, stages;
     int64_t chunk_count;
-    const loom_stage *chunks; /* [chunk_count], borrowed for the call; NULL with one stage */
+    const loom_stage *chunks;  /* [chunk_count], borrowed for the call; NULL with one stage */
     loom_comm *pipeline_group; /* the stages, in order; of one member with one stage */
 } loom_module_environment;
 
@@ -41,8 +41,9 @@ typedef struct loom_module {
     void *context;
     /* Makes this rank's parameters (shapes were known before). Collective over the tensor group. May be called once. */
     loom_status (*materialize)(void *context, const loom_module_environment *environment);
-    /* The parameters of this rank in model order (loom_parameter.chunk says whose), borrowed; after materialize. Over the tensor group each must be owned
-     * by somebody (loom_parameter.owned), or it would not count in the norm: then setup_module refuses it. */
+    /* The parameters of this rank in model order (loom_parameter.chunk says whose), borrowed; after materialize. Over
+     * the tensor group each must be owned by somebody (loom_parameter.owned), or it would not count in the norm: then
+     * setup_module refuses it. */
     loom_status (*parameters)(void *context, loom_parameter *const **parameters, int64_t *count);
     /* The chunk with the loss gives token losses [s, b] (not masked, not averaged), others activations. */
     loom_status (*forward)(void *context, loom_tape *tape, const loom_forward *forward, loom_tensor **output);

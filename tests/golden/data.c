@@ -479,6 +479,29 @@ static void shuffles_equal_numpys(void **state) {
     each_case("numpy_random.json", run_random);
 }
 
+/* ---- torch_random.json ---- */
+
+static void run_torch(const json_t *entry, const char *id) {
+    if (strcmp(golden_string(entry, "what", ""), "randperm") != 0) { /* floats: no dataset of this version draws any */
+        left_out++;
+        return;
+    }
+    int64_t n = golden_int(entry, "n", -1);
+    int64_t *values = calloc((size_t)n + 1, sizeof *values);
+    loom__torch_randperm((uint64_t)golden_int(entry, "seed", 0), n, values);
+    const json_t *wanted = json_object_get(entry, "values");
+    for (int64_t i = 0; i < size_of(wanted); i++)
+        expect(values[i] == at(wanted, i));
+    expect(checksum(values, n) == strtoull(golden_string(entry, "sum", "x"), NULL, 10));
+    free(values);
+    ran++;
+}
+
+static void permutations_equal_torchs(void **state) {
+    (void)state;
+    each_case("torch_random.json", run_torch);
+}
+
 /* ---- Real safetensors ---- */
 
 static void hugging_face_folders_and_their_tensors_open(void **state) {
@@ -540,6 +563,7 @@ int main(void) {
         cmocka_unit_test(splits_equal_megatrons),
         cmocka_unit_test(samplers_equal_nemos),
         cmocka_unit_test(shuffles_equal_numpys),
+        cmocka_unit_test(permutations_equal_torchs),
         cmocka_unit_test(hugging_face_folders_and_their_tensors_open),
         cmocka_unit_test(training_tokens_replay_as_fixed_datasets),
     };
