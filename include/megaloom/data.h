@@ -285,37 +285,78 @@ LOOM_API loom_status loom_mock_dataset_create(
 /* ---- Samplers ---- */
 
 typedef struct loom_data_sampler_config {
-    int64_t total_samples;     /* of the dataset */
-    int64_t consumed_samples;  /* where to start, in [0, total) */
+    int64_t total_samples; /* of the dataset */
+    /* Where to start. single: in [0, total); the others count on, epoch after epoch. */
+    int64_t consumed_samples;
     int64_t micro_batch_size;  /* rows of a microbatch */
     int64_t global_batch_size; /* over all data-parallel ranks, a multiple of micro_batch_size * data_parallel_size; 0 =
                                   none */
     int64_t data_parallel_rank, data_parallel_size;
-    bool drop_last;                        /* leave out an incomplete last round of microbatches */
+    bool drop_last;                        /* leave out an incomplete last round of microbatches, or global batch */
     bool pad_samples_to_global_batch_size; /* else fill it up with padding rows (negative numbers) */
+    int64_t seed;         /* of the shuffled ones: epoch e is ordered by the 32 lowest bits of seed + e */
+    const int64_t *order; /* what the sampler's function `order` gave for this; NULL: batch makes it anew each time */
 } loom_data_sampler_config;
 
-/* A sampler says which samples make up the microbatches. It is a pure function of its arguments: no state to save. */
+/* A sampler says which samples make up the batches. It is a pure function of its arguments: no state to save. */
 typedef struct loom_data_sampler {
     const char *name;
     void *context;
-    /* Checks the configuration and gives the number of microbatches that each rank gets from consumed_samples on. */
+    bool global_batches; /* a batch is a rank's part of a global batch, which a step cuts into microbatches */
+    /* Checks the configuration and gives the number of batches that each rank gets from consumed_samples to the end of
+     * the epoch. */
     loom_status (*length)(void *context, const loom_data_sampler_config *config, int64_t *batches);
-    /* Microbatch number `batch` in [0, batches) of config->data_parallel_rank: samples[0 … *count), *count <=
-     * micro_batch_size (fewer, even 0, only at an end that is neither dropped nor padded). Negative = padding row. */
+    /* Batch number `batch` in [0, batches) of config->data_parallel_rank: samples[0 … *count), *count at most
+     * micro_batch_size, or with global_batches global_batch_size / data_parallel_size (fewer, even 0, only at an end
+     * that is neither dropped nor padded). Negative = padding row. */
     loom_status (*batch)(
         void *context, const loom_data_sampler_config *config, int64_t batch, int64_t *samples, int64_t *count);
+    /* For a shuffled one: the order of the epoch that config->consumed_samples lies in, the same on all ranks; free it
+     * with free. NULL: there is none. */
+    loom_status (*order)(void *context, const loom_data_sampler_config *config, int64_t **order);
 } loom_data_sampler;
 
-/* In order, each round of microbatches cut into consecutive parts by rank (Megatron's "single"). */
+/* In order, each round of microbatches cut into consecutive parts by rank (NeMo's "single"). */
 LOOM_API const loom_data_sampler *loom_data_sampler_single(void);
-/* The built-in sampler of a dataloader_type; cyclic, batch and random_batch are LOOM_ERR_UNSUPPORTED. */
+/* Each rank has its own part of the dataset and reads it in an order of its own in each epoch (NeMo's "cyclic"). */
+LOOM_API const loom_data_sampler *loom_data_sampler_cyclic(void);
+/* In order, a global batch at a time, dealt out to the ranks one by one (NeMo's "batch"). */
+LOOM_API const loom_data_sampler *loom_data_sampler_batch(void);
+/* As cyclic, a global batch at a time (NeMo's "random_batch"). */
+LOOM_API const loom_data_sampler *loom_data_sampler_random_batch(void);
+/* The built-in sampler of a dataloader_type; any other name is LOOM_ERR_CONFIG naming them. */
 LOOM_API loom_status loom_data_sampler_find(const char *name, const loom_data_sampler **sampler);
+
+/* ---- Sizes of steps ---- */
 
 /* Number of microbatches of a step: global / (micro * dp). LOOM_ERR_CONFIG names the nearest legal global batch sizes.
  */
 LOOM_API loom_status loom_data_microbatches(
     int64_t global_batch_size, int64_t micro_batch_size, int64_t data_parallel_size, int64_t *microbatches);
+
+/* Megatron-Core's microbatch calculator. With rampup_batch_size {start, increment, samples} the global batch grows from
+ * start by increments to global_batch_size, in equal parts of the first `samples` samples; all 0 = no ramp-up. */
+typedef struct loom_data_step_config {
+    int64_t global_batch_size, micro_batch_size, data_parallel_size;
+    int64_t rampup_batch_size[3];
+    bool decrease_batch_size_if_needed; /* a size that does not divide is rounded down, else it is refused */
+} loom_data_step_config;
+
+typedef struct loom_data_step {
+    int64_t global_batch_size;         /* as ramp-up wants it */
+    int64_t running_global_batch_size; /* what a step takes: a multiple of micro_batch_size * data_parallel_size */
+    int64_t microbatches;              /* of each rank */
+} loom_data_step;
+
+/* The step that begins after `consumed` samples. LOOM_ERR_CONFIG: a configuration that is none, or a size that does not
+ * divide or gives no microbatch, with the nearest legal sizes. */
+LOOM_API loom_status loom_data_step_at(const loom_data_step_config *config, int64_t consumed, loom_data_step *step);
+/* Checks the sizes of all steps of the ramp-up, so that none is refused in the middle of a run; the first that is, with
+ * the samples after which it comes. */
+LOOM_API loom_status loom_data_step_check(const loom_data_step_config *config);
+/* Samples that `steps` steps take from `consumed` on. LOOM_ERR_CONFIG where they are more than 2^63. */
+LOOM_API loom_status loom_data_step_samples(
+    const loom_data_step_config *config, int64_t consumed, int64_t steps, int64_t *samples);
 
 /* ---- Batches and loaders ---- */
 
@@ -331,6 +372,8 @@ typedef struct loom_batch {
     int32_t *document_start; /* [b, s], or NULL: no document boundaries inside a sequence */
     int64_t *sample;         /* [b] sample number in the consumed stream: the same under every layout (dropout's key) */
     int64_t *index;          /* [b] sample number in the dataset; negative = padding row */
+    /* With the strategy's output_data_idx: the number of the microbatch in its loader, and the loader's; else -1. */
+    int64_t batch_index, loader_index;
 } loom_batch;
 
 /* An empty batch (b 0) of rows x s. */
@@ -342,7 +385,7 @@ typedef struct loom_data_loader {
     void *context;
     int64_t micro_batch_size; /* most rows of a batch */
     int64_t sequence_length;  /* s of every batch */
-    int64_t microbatches;     /* of a step; 0 = the source does not know steps */
+    int64_t microbatches;     /* of a step, after any ramp-up; 0 = the source does not know steps */
     bool document_boundaries; /* batches need document_start */
     /* Fills `batch` (rows >= micro_batch_size, same s) with the next microbatch. LOOM_END after the last: nothing is
      * filled. */
@@ -354,6 +397,11 @@ typedef struct loom_data_loader {
     /* Goes on as if `consumed` samples had been handed out. */
     loom_status (*seek)(void *context, int64_t consumed);
     void (*destroy)(void *context); /* may be NULL */
+    /* The sizes of the step that the next microbatch begins; NULL: each has `microbatches`. */
+    loom_status (*step)(void *context, loom_data_step *step);
+    /* What is being read, for messages: "sample 7, corpus.bin, byte 4096"; cut off at `bytes`. May be NULL. Unlike the
+     * others it may be called by another thread while `next` runs. */
+    void (*locate)(void *context, char *text, size_t bytes);
 } loom_data_loader;
 
 typedef struct loom_data_loader_config {
@@ -364,13 +412,30 @@ typedef struct loom_data_loader_config {
     bool drop_last;                        /* end with the last whole global batch */
     bool pad_samples_to_global_batch_size; /* with drop_last false: the last global batch is filled up */
     bool cycle;                            /* begin again at the end: an epoch is all that one pass hands out */
+    int64_t seed;                          /* of a shuffled sampler */
+    int64_t rampup_batch_size[3];          /* as in loom_data_step_config; needs drop_last */
+    bool decrease_batch_size_if_needed;
 } loom_data_loader_config;
 
-/* Sizes 1, rank 0 of 1, nothing consumed, drop_last, no padding, no cycle. */
+/* Sizes 1, rank 0 of 1, nothing consumed, drop_last, no padding, no cycle, seed 0, no ramp-up. */
 LOOM_API loom_data_loader_config loom_data_loader_config_default(void);
-/* dataset is borrowed until the loader is destroyed; a sampler too. */
+/* dataset is borrowed until the loader is destroyed; a sampler too. Where a step begins, `consumed` samples are all
+ * that decides what comes: a loader made there, or sent there by seek, goes on as one that was never stopped. An epoch
+ * has the whole global batches (of the size after any ramp-up) of the dataset; the step of a ramp-up that does not fit
+ * into what is left of one goes on with the next, or, without cycle, is not begun. */
 LOOM_API loom_status loom_data_loader_create(
     const loom_dataset *dataset, const loom_data_loader_config *config, loom_data_loader *loader);
+typedef struct loom_data_prefetch_config {
+    int64_t depth;  /* microbatches read ahead, at least 1 */
+    double timeout; /* seconds that `next`, `seek` and `destroy` wait for the reader; 0 = for ever */
+    int64_t rank;   /* named in messages; -1 = not */
+} loom_data_prefetch_config;
+/* A loader whose microbatches are read by a thread of its own, `depth` of them ahead, in the same order and with the
+ * same consumed samples as without. On success it owns `inner`, whose functions are called by that thread. An error of
+ * inner comes out of the `next` that would have got the microbatch. LOOM_ERR_TIMEOUT: the reader gave nothing within
+ * the timeout; the message says what it is reading. */
+LOOM_API loom_status loom_data_loader_prefetch(
+    const loom_data_loader *inner, const loom_data_prefetch_config *config, loom_data_loader *loader);
 /* Calls destroy and clears the struct; NULL and a cleared struct are accepted. */
 LOOM_API void loom_data_loader_destroy(loom_data_loader *loader);
 

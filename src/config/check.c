@@ -185,12 +185,56 @@ static int64_t check_layout(const loom_run_config *config, int64_t world_size, l
     return status == LOOM_OK ? loom_layout_data_parallel_size(&layout) : 0;
 }
 
-static void check_batch(const loom_data_config *data, int64_t data_parallel, loom__faults *faults) {
+/* Microbatches that the interleaved schedule can take: in groups, the last of them no smaller than the pipeline. */
+static void check_interleaved(
+    const loom_run_config *config, int64_t consumed, int64_t microbatches, loom__faults *faults) {
+    const loom_megatron_strategy_config *strategy = &config->strategy;
+    int64_t stages = strategy->pipeline_model_parallel_size, group = strategy->microbatch_group_size_per_vp_stage;
+    group = group ? group : stages;
+    if (microbatches >= group && (microbatches % group == 0 || microbatches % group >= stages))
+        return;
+    loom__faults_add(faults, LOOM_ERR_CONFIG,
+        "data.rampup_batch_size: the step after %" PRId64 " samples has %" PRId64
+        " microbatches, expected a multiple of %" PRId64 " for the interleaved schedule of %" PRId64
+        " stages: the nearest is %" PRId64,
+        consumed, microbatches, group, stages, (microbatches + group - 1) / group * group);
+}
+
+/* Every size of the ramp-up, since a run must not be refused in its middle. */
+static void check_rampup(const loom_run_config *config, const loom_data_step_config *sizes, loom__faults *faults) {
+    loom_status status = loom_data_step_check(sizes);
+    if (status) {
+        loom__faults_add(faults, status, "data.rampup_batch_size: %s", loom_error_message());
+        return;
+    }
+    const loom_megatron_strategy_config *strategy = &config->strategy;
+    bool interleaved = strategy->pipeline_model_parallel_size > 1 && strategy->virtual_pipeline_model_parallel_size > 1;
+    int64_t before = 0;
+    for (int64_t consumed = 0; interleaved && consumed <= sizes->rampup_batch_size[2];) {
+        loom_data_step step;
+        if (loom_data_step_at(sizes, consumed, &step) != LOOM_OK)
+            return;
+        if (step.microbatches != before)
+            check_interleaved(config, consumed, step.microbatches, faults);
+        before = step.microbatches;
+        consumed += step.running_global_batch_size;
+    }
+}
+
+static void check_batch(const loom_run_config *config, int64_t data_parallel, loom__faults *faults) {
+    const loom_data_config *data = &config->data;
     int64_t micro = data->micro_batch_size, global = data->global_batch_size;
     if (micro < 1 || global < 1 || data_parallel < 1 || micro > INT64_MAX / data_parallel)
         return;
     int64_t unit = micro * data_parallel;
-    if (global % unit == 0)
+    if (data->rampup_batch_size[0] != 0) {
+        const loom_data_step_config sizes = {global, micro, data_parallel,
+            {data->rampup_batch_size[0], data->rampup_batch_size[1], data->rampup_batch_size[2]},
+            data->decrease_batch_size_if_needed};
+        check_rampup(config, &sizes, faults);
+        return;
+    }
+    if (global % unit == 0 || (data->decrease_batch_size_if_needed && global > unit))
         return;
     int64_t below = global / unit * unit;
     char lower[64] = "";
@@ -204,21 +248,37 @@ static void check_batch(const loom_data_config *data, int64_t data_parallel, loo
         global, unit, micro, data_parallel, data_parallel == 1 ? "" : "s", lower, below + unit);
 }
 
+static void check_one_file(const char *field, int64_t count, loom__faults *faults) {
+    if (count > 1)
+        loom__faults_add(
+            faults, LOOM_ERR_CONFIG, "%s: found %" PRId64 " files, expected one for data.kind fixed", field, count);
+}
+
+static void check_paths(const loom_run_config *config, loom__faults *faults) {
+    const loom_data_config *data = &config->data;
+    bool fixed = strcmp(data->kind, "fixed") == 0, mock = strcmp(data->kind, "mock") == 0;
+    if (mock)
+        return;
+    if (data->path_count == 0 && data->train_path_count == 0)
+        missing(faults, "data.path", "a prefix, or weights and prefixes in turn");
+    if (fixed) {
+        check_one_file("data.path", data->path_count, faults);
+        check_one_file("data.train_path", data->train_path_count, faults);
+        check_one_file("data.valid_path", data->valid_path_count, faults);
+    }
+    /* What is not in files of its own is a share of the common ones; a file to replay has none. */
+    if (config->validation.every > 0 && data->valid_path_count == 0 && (fixed || data->path_count == 0))
+        missing(faults, "data.valid_path",
+            fixed ? "a file to validate with, since validation.every is set"
+                  : "a prefix to validate with, since data.path is not given");
+}
+
 static void check_data(const loom_run_config *config, loom__faults *faults) {
     const loom_data_config *data = &config->data;
-    bool from_files = data->kind && (strcmp(data->kind, "gpt") == 0 || strcmp(data->kind, "fixed") == 0);
-    if (from_files && data->path_count == 0)
-        missing(faults, "data.path", "a prefix, or weights and prefixes in turn");
-    if (from_files && strcmp(data->kind, "fixed") == 0 && data->path_count > 1)
-        loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "data.path: found %" PRId64 " files, expected one for data.kind fixed", data->path_count);
-    if (from_files && strcmp(data->kind, "gpt") == 0 && data->path_count > 1)
-        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
-            "not supported yet: data.path with %" PRId64 " datasets (blending); give one prefix", data->path_count);
-    if (config->validation.every > 0 && data->kind && strcmp(data->kind, "gpt") != 0)
-        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
-            "not supported yet: validation.every=%" PRId64 " with data.kind %s; only 0 works", config->validation.every,
-            data->kind);
+    if (data->kind)
+        check_paths(config, faults);
+    if (data->rampup_batch_size[0] != 0 && data->global_batch_size == 0)
+        missing(faults, "data.global_batch_size", "the size that data.rampup_batch_size grows to");
     double shares[LOOM_SPLIT_COUNT][2];
     add_part(faults, loom_data_split_parse(data->split, shares));
 }
@@ -238,7 +298,7 @@ loom_status loom_run_config_check(const loom_run_config *config, int64_t world_s
         check_rates(&config->optim, &faults);
         check_schedule(&config->lr, config->steps, &faults);
         if (world_size > 0)
-            check_batch(&config->data, check_layout(config, world_size, &faults), &faults);
+            check_batch(config, check_layout(config, world_size, &faults), &faults);
     }
     return loom__faults_end(&faults);
 }

@@ -232,25 +232,25 @@ TEST(a_section_given_twice_is_named_with_both_lines) {
 
 TEST(a_blend_without_a_weight_is_named) {
     (void)state;
-    expect_file("data: {path: [a, b, c]}\n", LOOM_ERR_CONFIG,
-        "run.yaml:1:14: data.path: found a list, expected a prefix, or a list of weights > 0 and prefixes in turn, or "
-        "null");
+    expect_file("data: {path: [1, a, b, c]}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:14: data.path: found a list, expected a prefix, a list of prefixes, or of weights > 0 and prefixes "
+        "in turn, or null");
     expect_file("data: {path: [0, a]}\n", LOOM_ERR_CONFIG,
-        "run.yaml:1:14: data.path: found a list, expected a prefix, or a list of weights > 0 and prefixes in turn, or "
-        "null");
+        "run.yaml:1:14: data.path: found a list, expected a prefix, a list of prefixes, or of weights > 0 and prefixes "
+        "in turn, or null");
 }
 
 TEST(a_mapping_is_no_blend) {
     (void)state;
     static const char message[] =
-        "run.yaml:1:14: data.path: found a mapping, expected a prefix, or a list of weights > 0 "
+        "run.yaml:1:14: data.path: found a mapping, expected a prefix, a list of prefixes, or of weights > 0 "
         "and prefixes in turn, or null";
     expect_file("data: {path: {0.7: books, 0.3: web}}\n", LOOM_ERR_CONFIG, message);
     expect_file("data: {path: {0.7: books}}\n", LOOM_ERR_CONFIG, message);
     expect_file("data: {path: {}}\n", LOOM_ERR_CONFIG, message);
     expect_file("data: {path: []}\n", LOOM_ERR_CONFIG,
-        "run.yaml:1:14: data.path: found a list, expected a prefix, or a list of weights > 0 and prefixes in turn, or "
-        "null");
+        "run.yaml:1:14: data.path: found a list, expected a prefix, a list of prefixes, or of weights > 0 and prefixes "
+        "in turn, or null");
 }
 
 TEST(what_would_fail_in_the_run_is_named_before_it) {
@@ -320,8 +320,6 @@ TEST(what_is_not_built_is_refused_by_name) {
     expect_file("strategy: {ddp: {use_distributed_optimizer: true}}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:45: not supported yet: strategy.ddp.use_distributed_optimizer=true (the distributed optimizer); "
         "only false works");
-    expect_file("data: {rampup_batch_size: [4, 4, 48]}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:27: not supported yet: data.rampup_batch_size=[4, 4, 48] (batch-size ramp-up); only null works");
     expect_file("model: {architecture: mixtral}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:23: not supported yet: model.architecture=mixtral (the architecture); what works: gpt2, llama, "
         "mistral, qwen2, qwen3, gemma");

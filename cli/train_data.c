@@ -1,0 +1,181 @@
+/* The data of a run file. Training asks its datasets for as many samples as the steps take, ramp-up included;
+ * validation takes what its share, or its own files, have in one pass. */
+#include "train_data.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Parts of "train" and "valid" for files that are used whole. */
+static const char *const whole[LOOM_SPLIT_COUNT] = {"1,0,0", "0,1,0", "0,0,1"};
+
+static loom_status end_of_document(const loom_data_config *data, int64_t *eod) {
+    if (!data->reset_position_ids && !data->reset_attention_mask && !data->eod_mask_loss)
+        return LOOM_OK;
+    loom_tokenizer *tokenizer;
+    loom_status status = loom_tokenizer_open(data->tokenizer, &tokenizer);
+    if (status)
+        return loom_fail_context(status, "data.tokenizer: ");
+    *eod = tokenizer->eod;
+    loom_tokenizer_destroy(tokenizer);
+    return LOOM_OK;
+}
+
+static loom_status open_gpt(
+    const loom_run_config *config, loom_split which, int64_t samples, int64_t eod, loom_dataset *set) {
+    const loom_data_config *data = &config->data;
+    const loom_data_path *path = which == LOOM_SPLIT_TRAIN ? data->train_path : data->valid_path;
+    int64_t count = which == LOOM_SPLIT_TRAIN ? data->train_path_count : data->valid_path_count;
+    bool own = count > 0;
+    if (!own) {
+        path = data->path;
+        count = data->path_count;
+    }
+    loom_gpt_blend_config blend = loom_gpt_blend_config_default();
+    const char **prefixes = calloc((size_t)count + 1, sizeof *prefixes);
+    double *weights = calloc((size_t)count + 1, sizeof *weights);
+    if (!prefixes || !weights) {
+        free(prefixes);
+        free(weights);
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld datasets", (long long)count);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        prefixes[i] = path[i].prefix;
+        weights[i] = path[i].weight;
+    }
+    blend.prefixes = prefixes;
+    blend.count = count;
+    /* One dataset has all of the blend, whatever its weight; weights need a number of samples. */
+    blend.weights = count > 1 && weights[0] > 0 ? weights : NULL;
+    blend.gpt.sequence_length = config->model.config.seq_length;
+    blend.gpt.seed = config->seed;
+    blend.gpt.split = own ? whole[which] : data->split;
+    blend.gpt.which = which;
+    blend.gpt.samples = samples >= 0 || !blend.weights ? samples : 0;
+    blend.gpt.vocab_size = config->model.config.vocab_size;
+    blend.gpt.max_epochs = data->max_epochs;
+    blend.gpt.reset_position_ids = data->reset_position_ids;
+    blend.gpt.reset_attention_mask = data->reset_attention_mask;
+    blend.gpt.eod_mask_loss = data->eod_mask_loss;
+    blend.gpt.eod = eod;
+    blend.gpt.index_mapping_dir = data->index_mapping_dir;
+    loom_status status = loom_gpt_blend_create(&blend, set);
+    free(prefixes);
+    free(weights);
+    return status;
+}
+
+/* With weights as many samples as validation reads; else one pass over the share. */
+static int64_t validation_samples(const loom_run_config *config, int64_t global_batch_size) {
+    const loom_data_config *data = &config->data;
+    const loom_data_path *path = data->valid_path_count > 0 ? data->valid_path : data->path;
+    int64_t count = data->valid_path_count > 0 ? data->valid_path_count : data->path_count, samples;
+    if (count < 2 || path[0].weight <= 0 ||
+        __builtin_mul_overflow(config->validation.batches, global_batch_size, &samples))
+        return -1;
+    return samples;
+}
+
+static loom_status open_validation(const loom_run_config *config, int64_t eod, loom_cli_train_data *data) {
+    const char *kind = config->data.kind;
+    int64_t global = data->sizes.global_batch_size, samples;
+    if (strcmp(kind, "mock") == 0) {
+        if (__builtin_mul_overflow(config->validation.batches, global, &samples))
+            return loom_fail(LOOM_ERR_CONFIG, "validation.batches is %lld, too many batches of %lld samples",
+                (long long)config->validation.batches, (long long)global);
+        return loom_mock_dataset_create(config->model.config.seq_length, config->model.config.vocab_size,
+            (uint64_t)config->seed + 1, samples, &data->valid);
+    }
+    if (strcmp(kind, "fixed") == 0)
+        return loom_fixed_dataset_create(
+            config->data.valid_path[0].prefix, config->model.config.vocab_size, &data->valid, NULL);
+    return open_gpt(config, LOOM_SPLIT_VALID, validation_samples(config, global), eod, &data->valid);
+}
+
+static loom_status check_validation(const loom_run_config *config, const loom_cli_train_data *data) {
+    if (data->valid.sequence_length != data->train.sequence_length)
+        return loom_fail(LOOM_ERR_CONFIG, "its sequences have %lld tokens, those of training %lld",
+            (long long)data->valid.sequence_length, (long long)data->train.sequence_length);
+    if (data->valid.length >= data->sizes.global_batch_size)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_CONFIG, "%s has %lld samples, fewer than one global batch of %lld",
+        config->data.valid_path_count > 0 ? "data.valid_path" : "its share of the documents",
+        (long long)data->valid.length, (long long)data->sizes.global_batch_size);
+}
+
+static loom_status open_train(const loom_run_config *config, int64_t eod, loom_cli_train_data *data) {
+    const loom_data_config *given = &config->data;
+    if (strcmp(given->kind, "fixed") == 0) {
+        int64_t batch;
+        const loom_data_path *path = given->train_path_count > 0 ? given->train_path : given->path;
+        LOOM_TRY(loom_fixed_dataset_create(path[0].prefix, config->model.config.vocab_size, &data->train, &batch));
+        if (!given->global_batch_size)
+            data->sizes.global_batch_size = batch;
+        return LOOM_OK;
+    }
+    int64_t samples;
+    LOOM_TRY(loom_data_step_samples(&data->sizes, 0, config->steps, &samples));
+    /* Whole batches are read: a ramp-up's steps may end inside one. */
+    int64_t global = data->sizes.global_batch_size;
+    samples = samples < INT64_MAX - global ? (samples + global - 1) / global * global : samples;
+    if (strcmp(given->kind, "mock") == 0)
+        return loom_mock_dataset_create(config->model.config.seq_length, config->model.config.vocab_size,
+            (uint64_t)config->seed, samples, &data->train);
+    return open_gpt(config, LOOM_SPLIT_TRAIN, samples, eod, &data->train);
+}
+
+loom_status loom_cli_train_data_open(const loom_run_config *config, int64_t data_parallel, loom_cli_train_data *data) {
+    const loom_data_config *given = &config->data;
+    int64_t eod = -1, global = given->global_batch_size;
+    loom_cli_train_data made = {
+        .sizes = {global ? global : given->micro_batch_size * data_parallel, given->micro_batch_size, data_parallel,
+            {given->rampup_batch_size[0], given->rampup_batch_size[1], given->rampup_batch_size[2]},
+            given->decrease_batch_size_if_needed}};
+    LOOM_TRY(end_of_document(given, &eod));
+    loom_status status = open_train(config, eod, &made);
+    if (!status && config->validation.every > 0) {
+        status = open_validation(config, eod, &made);
+        if (!status)
+            status = check_validation(config, &made);
+        if (status)
+            loom_fail_context(status,
+                "validation data (data.split \"%s\"; give a larger share, or set validation.every=0): ", given->split);
+    }
+    if (status) {
+        loom_cli_train_data_close(&made);
+        return status;
+    }
+    *data = made;
+    return LOOM_OK;
+}
+
+void loom_cli_train_data_close(loom_cli_train_data *data) {
+    loom_dataset_destroy(&data->train);
+    loom_dataset_destroy(&data->valid);
+}
+
+loom_status loom_cli_train_batches(loom_fabric *fabric, const loom_run_config *config, const loom_cli_train_data *data,
+    loom_batches **train, loom_batches **valid) {
+    const loom_data_config *given = &config->data;
+    loom_dataloader loader = {
+        .dataset = &data->train,
+        .mode = LOOM_TRAINING,
+        .micro_batch_size = given->micro_batch_size,
+        .global_batch_size = data->sizes.global_batch_size,
+        .seed = config->seed,
+        .decrease_batch_size_if_needed = given->decrease_batch_size_if_needed,
+        .stop_when_batch_size_changes = given->stop_when_batch_size_changes,
+        .prefetch_factor = given->prefetch_factor,
+    };
+    memcpy(loader.rampup_batch_size, given->rampup_batch_size, sizeof loader.rampup_batch_size);
+    LOOM_TRY(loom_data_sampler_find(given->dataloader_type, &loader.sampler));
+    LOOM_TRY(loom_fabric_setup_dataloader(fabric, &loader, train));
+    *valid = NULL;
+    if (!data->valid.get)
+        return LOOM_OK;
+    /* The same samples every time, so their order means nothing. */
+    loader.sampler = loom_data_sampler_single();
+    loader.dataset = &data->valid;
+    loader.mode = LOOM_VALIDATION;
+    loader.cycle = true;
+    return loom_fabric_setup_dataloader(fabric, &loader, valid);
+}
