@@ -229,6 +229,19 @@ LOOM_API loom_gpt_dataset_config loom_gpt_dataset_config_default(void);
 LOOM_API loom_status loom_gpt_dataset_create(
     const loom_indexed *indexed, const loom_gpt_dataset_config *config, loom_dataset *dataset);
 
+/* The orders that a GPT dataset reads in; borrowed from it. */
+typedef struct loom_gpt_dataset_order {
+    int64_t first, end;             /* the split's sequences [first, end) */
+    int64_t epochs, documents;      /* documents: epochs * (end - first) */
+    const uint32_t *document_index; /* [documents] sequences in reading order */
+    int64_t samples;
+    const int64_t *sample_index;  /* [samples + 1, 2] place in document_index and token where a sample begins */
+    const int64_t *shuffle_index; /* [samples] sample asked -> sample in reading order */
+} loom_gpt_dataset_order;
+/* Of a dataset made by loom_gpt_dataset_create, or by loom_gpt_blend_create of one part; LOOM_ERR_ARGUMENT for others.
+ */
+LOOM_API loom_status loom_gpt_dataset_get_order(const loom_dataset *dataset, loom_gpt_dataset_order *order);
+
 /* ---- Blends: samples of several datasets in given shares ---- */
 
 /* Sample i of the blend is sample[i] of dataset[i], i in [0, size), chosen so that after every sample each dataset is

@@ -2,6 +2,7 @@
  * straight into the caller's row; labels are the same tokens one further. get writes nothing but the row, so any number
  * of threads may call it. */
 #include "data/gpt.h"
+#include "data/blend.h"
 #include "data/dataset.h"
 
 #include <stdio.h>
@@ -165,7 +166,7 @@ static loom_status make_indices(
         .extra = config->add_extra_token_to_sequence,
         .keep_partial = config->which == LOOM_SPLIT_VALID && !config->drop_last_partial_validation_sequence};
     size_t count = (size_t)(end - first);
-    int32_t *lengths = malloc(count * sizeof *lengths + 1);
+    int32_t *lengths = loom__gpt_large(count * sizeof *lengths);
     if (!lengths)
         return loom_fail(LOOM_ERR_MEMORY, "no memory for the lengths of %zu documents", count);
     for (size_t i = 0; i < count; i++)
@@ -213,5 +214,21 @@ loom_status loom_gpt_dataset_create(
         .get = gpt_get,
         .locate = gpt_locate,
         .destroy = gpt_destroy};
+    return LOOM_OK;
+}
+
+loom_status loom_gpt_dataset_get_order(const loom_dataset *dataset, loom_gpt_dataset_order *order) {
+    const loom_dataset *inner = loom__gpt_blend_inner(dataset);
+    if (inner->get != gpt_get)
+        return loom_fail(LOOM_ERR_ARGUMENT, "this dataset is no GPT dataset of one part: it has no order of its own");
+    const loom__gpt_indices *indices = loom__gpt_dataset_indices(inner);
+    *order = (loom_gpt_dataset_order){.first = indices->first,
+        .end = indices->end,
+        .epochs = indices->epochs,
+        .documents = indices->documents,
+        .document_index = indices->document_index,
+        .samples = indices->samples,
+        .sample_index = &indices->sample_index->place,
+        .shuffle_index = indices->shuffle_index};
     return LOOM_OK;
 }

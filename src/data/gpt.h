@@ -32,6 +32,9 @@ typedef struct loom__gpt_indices {
     loom__mapping file;                /* where the three lie; cleared where they are of the heap */
 } loom__gpt_indices;
 
+/* Memory for an array that is read in no order; free with free. */
+void *loom__gpt_large(size_t bytes);
+
 /* lengths[i]: tokens of sequence key->first + i. max_epochs 0 = no limit. */
 loom_status loom__gpt_indices_build(
     const loom__gpt_key *key, const int32_t *lengths, int64_t max_epochs, loom__gpt_indices *indices);

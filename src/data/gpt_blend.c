@@ -36,7 +36,7 @@ static void gpt_blend_locate(void *context, int64_t index, char *text, size_t by
 }
 
 const loom_dataset *loom__gpt_blend_inner(const loom_dataset *dataset) {
-    return &((const gpt_blend *)dataset->context)->inner;
+    return dataset->get == gpt_blend_get ? &((const gpt_blend *)dataset->context)->inner : dataset;
 }
 
 static loom_status make_part(

@@ -9,6 +9,7 @@
 #include "data/mt19937.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 void loom__gpt_indices_free(loom__gpt_indices *indices) {
     if (indices->file.data) {
@@ -19,6 +20,19 @@ void loom__gpt_indices_free(loom__gpt_indices *indices) {
         free((void *)indices->shuffle_index);
     }
     *indices = (loom__gpt_indices){0};
+}
+
+/* Shuffles and lookups jump about in their arrays, and with pages of 4 KiB most jumps would first look for their page.
+ */
+void *loom__gpt_large(size_t bytes) {
+    enum { HUGE_PAGE = 2 << 20 };
+    if (bytes < HUGE_PAGE)
+        return malloc(bytes + 1);
+    size_t whole = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    void *memory = aligned_alloc(HUGE_PAGE, whole);
+    if (memory)
+        madvise(memory, whole, MADV_HUGEPAGE);
+    return memory;
 }
 
 static loom_status no_memory(const char *what, int64_t count) {
@@ -81,7 +95,7 @@ static loom_status build_documents(const plan *p, loom__mt19937 *generator, loom
     int64_t each = indices->end - indices->first;
     if (__builtin_mul_overflow(each, p->epochs, &indices->documents) || indices->documents > INT64_MAX / 8)
         return no_memory("document", indices->documents);
-    uint32_t *order = malloc((size_t)indices->documents * sizeof *order + 1), *at = order;
+    uint32_t *order = loom__gpt_large((size_t)indices->documents * sizeof *order), *at = order;
     if (!order)
         return no_memory("document", indices->documents);
     indices->document_index = order;
@@ -102,7 +116,7 @@ static loom_status build_samples(
     int64_t s = key->sequence_length, extra = key->extra, documents = indices->documents;
     if (p->samples > INT64_MAX / 32)
         return no_memory("sample", p->samples);
-    loom__gpt_cut *cuts = malloc(((size_t)p->samples + 1) * sizeof *cuts);
+    loom__gpt_cut *cuts = loom__gpt_large(((size_t)p->samples + 1) * sizeof *cuts);
     if (!cuts)
         return no_memory("sample", p->samples);
     indices->sample_index = cuts;
@@ -124,7 +138,7 @@ static loom_status build_samples(
 }
 
 static loom_status build_shuffle(const plan *p, loom__mt19937 *generator, loom__gpt_indices *indices) {
-    int64_t *shuffle = malloc((size_t)indices->samples * sizeof *shuffle + 1);
+    int64_t *shuffle = loom__gpt_large((size_t)indices->samples * sizeof *shuffle);
     if (!shuffle)
         return no_memory("shuffle", indices->samples);
     indices->shuffle_index = shuffle;

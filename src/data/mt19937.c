@@ -20,14 +20,18 @@ static inline uint32_t twist(uint32_t high, uint32_t low, uint32_t far) {
     return far ^ mixed >> 1 ^ (-(mixed & 1u) & 0x9908b0dfu);
 }
 
-/* Without remainders in the places, so that the compiler can take several words at once. */
+/* Without remainders in the places, so that several words can be taken at once; a word is read again no sooner than
+ * WORDS - SHIFT words later. */
 static void refill(loom__mt19937 *generator) {
     uint32_t *state = generator->state;
+#pragma omp simd safelen(16)
     for (int i = 0; i < WORDS - SHIFT; i++)
         state[i] = twist(state[i], state[i + 1], state[i + SHIFT]);
+#pragma omp simd safelen(16)
     for (int i = WORDS - SHIFT; i < WORDS - 1; i++)
         state[i] = twist(state[i], state[i + 1], state[i + SHIFT - WORDS]);
     state[WORDS - 1] = twist(state[WORDS - 1], state[0], state[SHIFT - 1]);
+#pragma omp simd
     for (int i = 0; i < WORDS; i++) {
         uint32_t word = state[i];
         word ^= word >> 11;
@@ -49,14 +53,37 @@ static uint64_t next64(loom__mt19937 *generator) {
     return high << 32 | loom__mt19937_next(generator);
 }
 
-/* targets[k] uniform in [0, last - k], k in [0, count). A word is written down first and kept if it is no more than the
- * limit: whether it will be cannot be predicted, so there is no branch. */
-static void draw(loom__mt19937 *generator, int64_t last, int64_t count, uint64_t *targets) {
+/* targets[k] uniform in [0, last - k], k in [0, count): a word is drawn and kept if it is no more than the limit. */
+static void draw_wide(loom__mt19937 *generator, int64_t last, int64_t count, uint64_t *targets) {
     int64_t found = 0;
     while (found < count) {
         uint64_t most = (uint64_t)(last - found), mask = UINT64_MAX >> __builtin_clzll(most);
         targets[found] = (most > UINT32_MAX ? next64(generator) : loom__mt19937_next(generator)) & mask;
         found += targets[found] <= most;
+    }
+}
+
+/* The same where all limits have 32 bits, of which the highest is the same one: then so is the mask. Whether a word
+ * will be kept cannot be predicted, so it is written down first and there is no branch. */
+static void draw(loom__mt19937 *generator, int64_t last, int64_t count, uint64_t *targets) {
+    uint64_t first_limit = (uint64_t)last, last_limit = (uint64_t)(last - count + 1);
+    if (first_limit > UINT32_MAX || __builtin_clzll(first_limit) != __builtin_clzll(last_limit)) {
+        draw_wide(generator, last, count, targets);
+        return;
+    }
+    uint64_t mask = UINT64_MAX >> __builtin_clzll(first_limit);
+    int64_t found = 0;
+    while (found < count) {
+        if (generator->place == WORDS)
+            refill(generator);
+        int64_t ready = WORDS - generator->place, some = ready < count - found ? ready : count - found;
+        const uint32_t *words = generator->words + generator->place;
+        for (int64_t k = 0; k < some; k++) {
+            uint64_t target = words[k] & mask;
+            targets[found] = target;
+            found += target <= first_limit - (uint64_t)found;
+        }
+        generator->place += (int)some;
     }
 }
 

@@ -28,7 +28,8 @@ typedef struct ahead {
     loom_data_loader inner;
     loom_data_prefetch_config config;
     pthread_t thread;
-    bool running; /* the thread is there */
+    bool running; /* the thread is there and has not been joined */
+    bool back;    /* it will not touch anything any more */
     pthread_mutex_t mutex;
     pthread_cond_t filled, taken;
     slot *slots; /* [depth] */
@@ -68,6 +69,8 @@ static void *read_on(void *context) {
         own->count++;
         pthread_cond_signal(&own->filled);
     }
+    own->back = true;
+    pthread_cond_signal(&own->filled);
     pthread_mutex_unlock(&own->mutex);
     return NULL;
 }
@@ -96,11 +99,24 @@ static loom_status too_slow(const ahead *own, const char *what) {
 
 static loom_status start(ahead *own) {
     own->first = own->count = 0;
-    own->stop = false;
+    own->stop = own->back = false;
     own->now = place_of(&own->inner);
     int error = pthread_create(&own->thread, NULL, read_on, own);
     own->running = error == 0;
     return error ? loom_fail(LOOM_ERR_MEMORY, "the reader's thread cannot be started: %s", strerror(error)) : LOOM_OK;
+}
+
+/* With the mutex held: until there is a microbatch, or until the thread is back. */
+static loom_status wait_for(ahead *own, bool back) {
+    struct timespec until = own->config.timeout > 0 ? deadline(own->config.timeout) : (struct timespec){0};
+    int error = 0;
+    while (back ? !own->back : own->count == 0) {
+        if (error == ETIMEDOUT)
+            return too_slow(own, back ? "stopped" : "given a microbatch");
+        error = own->config.timeout > 0 ? pthread_cond_timedwait(&own->filled, &own->mutex, &until)
+                                        : pthread_cond_wait(&own->filled, &own->mutex);
+    }
+    return LOOM_OK;
 }
 
 /* After it the ring is empty and the loader below is the caller's; not so after LOOM_ERR_TIMEOUT. */
@@ -110,14 +126,10 @@ static loom_status stop(ahead *own) {
     pthread_mutex_lock(&own->mutex);
     own->stop = true;
     pthread_cond_signal(&own->taken);
+    loom_status status = wait_for(own, true);
     pthread_mutex_unlock(&own->mutex);
-    if (own->config.timeout > 0) {
-        struct timespec until = deadline(own->config.timeout);
-        if (pthread_clockjoin_np(own->thread, NULL, CLOCK_MONOTONIC, &until) != 0)
-            return too_slow(own, "stopped");
-    } else {
-        pthread_join(own->thread, NULL);
-    }
+    LOOM_TRY(status);
+    pthread_join(own->thread, NULL);
     own->running = false;
     for (; own->count > 0; own->count--, own->first = (own->first + 1) % own->config.depth)
         free(own->slots[own->first].message);
@@ -125,18 +137,6 @@ static loom_status stop(ahead *own) {
 }
 
 /* ---- The loader ---- */
-
-/* With the mutex held. */
-static loom_status wait_filled(ahead *own) {
-    struct timespec until = own->config.timeout > 0 ? deadline(own->config.timeout) : (struct timespec){0};
-    while (own->count == 0) {
-        int error = own->config.timeout > 0 ? pthread_cond_timedwait(&own->filled, &own->mutex, &until)
-                                            : pthread_cond_wait(&own->filled, &own->mutex);
-        if (error == ETIMEDOUT && own->count == 0)
-            return too_slow(own, "given a microbatch");
-    }
-    return LOOM_OK;
-}
 
 static loom_status take(ahead *own, loom_batch *batch) {
     slot *full = &own->slots[own->first];
@@ -161,7 +161,7 @@ static loom_status take(ahead *own, loom_batch *batch) {
 static loom_status next(void *context, loom_batch *batch) {
     ahead *own = context;
     pthread_mutex_lock(&own->mutex);
-    loom_status status = own->running ? wait_filled(own)
+    loom_status status = own->running ? wait_for(own, false)
                                       : loom_fail(LOOM_ERR_STATE, "the reader of the data has not been started again");
     if (status == LOOM_OK)
         status = take(own, batch);
