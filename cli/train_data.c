@@ -64,6 +64,28 @@ static loom_status open_gpt(
     return status;
 }
 
+static loom_status open_finetune(
+    const loom_run_config *config, const loom_data_path *path, int64_t count, loom_dataset *set) {
+    loom_finetune_dataset_config wanted = loom_finetune_dataset_config_default();
+    loom_tokenizer *tokenizer = NULL;
+    const char **paths = calloc((size_t)count + 1, sizeof *paths);
+    loom_status status = paths ? loom_tokenizer_open(config->data.tokenizer, &tokenizer)
+                               : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld files", (long long)count);
+    for (int64_t i = 0; !status && i < count; i++)
+        paths[i] = path[i].prefix;
+    wanted.paths = paths;
+    wanted.count = count;
+    wanted.tokenizer = tokenizer;
+    wanted.sequence_length = config->model.config.seq_length;
+    wanted.pack = config->data.pack_sequences;
+    wanted.vocab_size = config->model.config.vocab_size;
+    if (!status)
+        status = loom_finetune_dataset_create(&wanted, set);
+    loom_tokenizer_destroy(tokenizer);
+    free(paths);
+    return status;
+}
+
 /* With weights as many samples as validation reads; else one pass over the share. */
 static int64_t validation_samples(const loom_run_config *config, int64_t global_batch_size) {
     const loom_data_config *data = &config->data;
@@ -88,6 +110,8 @@ static loom_status open_validation(const loom_run_config *config, int64_t eod, l
     if (strcmp(kind, "fixed") == 0)
         return loom_fixed_dataset_create(
             config->data.valid_path[0].prefix, config->model.config.vocab_size, &data->valid, NULL);
+    if (strcmp(kind, "finetune") == 0)
+        return open_finetune(config, config->data.valid_path, config->data.valid_path_count, &data->valid);
     return open_gpt(config, LOOM_SPLIT_VALID, validation_samples(config, global), eod, &data->valid);
 }
 
@@ -102,6 +126,16 @@ static loom_status check_validation(const loom_run_config *config, const loom_cl
         (long long)data->valid.length, (long long)data->sizes.global_batch_size);
 }
 
+/* The loader begins these data again as often as the steps need. */
+static loom_status check_epochs(const loom_data_config *given, int64_t samples, const loom_cli_train_data *data) {
+    int64_t global = data->sizes.global_batch_size, epoch = data->train.length / global * global;
+    if (given->max_epochs == 0 || epoch == 0 || (samples + epoch - 1) / epoch <= given->max_epochs)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_CONFIG,
+        "data.max_epochs: the steps take %lld samples, %lld epochs of %lld, expected at most %lld epochs",
+        (long long)samples, (long long)((samples + epoch - 1) / epoch), (long long)epoch, (long long)given->max_epochs);
+}
+
 static loom_status open_train(const loom_run_config *config, int64_t eod, loom_cli_train_data *data) {
     const loom_data_config *given = &config->data;
     if (strcmp(given->kind, "fixed") == 0) {
@@ -114,6 +148,12 @@ static loom_status open_train(const loom_run_config *config, int64_t eod, loom_c
     }
     int64_t samples;
     LOOM_TRY(loom_data_step_samples(&data->sizes, 0, config->steps, &samples));
+    if (strcmp(given->kind, "finetune") == 0) {
+        bool own = given->train_path_count > 0;
+        LOOM_TRY(open_finetune(config, own ? given->train_path : given->path,
+            own ? given->train_path_count : given->path_count, &data->train));
+        return check_epochs(given, samples, data);
+    }
     /* Whole batches are read: a ramp-up's steps may end inside one. */
     int64_t global = data->sizes.global_batch_size;
     samples = samples < INT64_MAX - global ? (samples + global - 1) / global * global : samples;
@@ -161,6 +201,7 @@ loom_status loom_cli_train_batches(loom_fabric *fabric, const loom_run_config *c
         .mode = LOOM_TRAINING,
         .micro_batch_size = given->micro_batch_size,
         .global_batch_size = data->sizes.global_batch_size,
+        .cycle = strcmp(given->kind, "finetune") == 0,
         .seed = config->seed,
         .decrease_batch_size_if_needed = given->decrease_batch_size_if_needed,
         .stop_when_batch_size_changes = given->stop_when_batch_size_changes,

@@ -169,7 +169,8 @@ LOOM_API loom_status loom_model_config_check(const loom_model_config *config);
 
 typedef struct loom_data_config {
     const char *kind; /* "gpt": .bin/.idx datasets; "fixed": batches replayed from a safetensors file with tensor
-                         `tokens` [steps, batch, sequence+1]; "mock": a deterministic synthetic stream */
+                         `tokens` [steps, batch, sequence+1]; "finetune": JSON lines; "mock": a deterministic
+                         synthetic stream */
     const loom_data_path *path;
     int64_t path_count;
     const loom_data_path *train_path; /* in place of `path` and `split` for training */
@@ -187,6 +188,7 @@ typedef struct loom_data_config {
     const char *dataloader_type;       /* what loom_data_sampler_find takes */
     int64_t max_epochs;                /* of a corpus; 0 = no limit */
     bool reset_position_ids, reset_attention_mask, eod_mask_loss; /* as in loom_gpt_dataset_config */
+    bool pack_sequences;                                          /* of kind "finetune": samples share a sequence */
     const char *index_mapping_dir;                                /* the same; NULL = none */
     int64_t prefetch_factor;                                      /* microbatches read ahead; 0 = none */
 } loom_data_config;

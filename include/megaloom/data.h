@@ -2,8 +2,8 @@
  *
  *   text files --loom_data_preprocess_text--> PREFIX.bin + PREFIX.idx   (Megatron's indexed dataset)
  *   loom_indexed   opens such a pair: sequences of tokens, grouped into documents
- *   loom_dataset   samples of a fixed length out of it (GPT), or replayed from a file (fixed), or your own
- *   loom_data_sampler   which samples make microbatch k of a data-parallel rank
+ *   loom_dataset   samples of a fixed length out of it (GPT, blends), from JSON lines (fine-tuning), replayed from a
+ * file (fixed), or your own loom_data_sampler   which samples make microbatch k of a data-parallel rank
  *   loom_data_loader    an iterator of microbatches: dataset + sampler, or your own source
  *
  * Nothing here is collective and nothing communicates: each data-parallel rank builds the same indices and reads its
@@ -290,6 +290,24 @@ LOOM_API loom_status loom_gpt_blend_create(const loom_gpt_blend_config *config, 
  * steps. vocab_size as above; token ids are checked when read. */
 LOOM_API loom_status loom_fixed_dataset_create(
     const char *path, int64_t vocab_size, loom_dataset *dataset, int64_t *batch);
+
+/* Fine-tuning from JSON lines, one sample each: {"input": "…", "output": "…"}, or {"messages": [{"role": "…",
+ * "content": "…"}, …]}, where the role assistant answers. Texts are taken one after another as they are; each answer is
+ * followed by the end of document; only answers and those ends count in the loss. Lines of blanks are skipped, other
+ * keys too. */
+typedef struct loom_finetune_dataset_config {
+    const char *const *paths; /* [count] */
+    int64_t count;
+    const loom_tokenizer *tokenizer; /* used by the creation alone; it must have an end of document */
+    int64_t sequence_length;         /* s; a longer sample is refused with file and line */
+    bool pack; /* samples that follow one another share a row while they fit; positions and attention begin anew */
+    int64_t vocab_size; /* > 0: a tokenizer with more tokens is refused; 0 = unchecked */
+} loom_finetune_dataset_config;
+/* Nothing set. */
+LOOM_API loom_finetune_dataset_config loom_finetune_dataset_config_default(void);
+/* All tokens are kept in memory, 5 bytes each. LOOM_ERR_FORMAT: a line that is no such sample (file, line, what is
+ * expected); LOOM_ERR_NOT_FOUND: no sample at all. */
+LOOM_API loom_status loom_finetune_dataset_create(const loom_finetune_dataset_config *config, loom_dataset *dataset);
 
 /* A deterministic synthetic stream without files: `samples` walks over the vocabulary, a function of (seed, sample). */
 LOOM_API loom_status loom_mock_dataset_create(

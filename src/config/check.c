@@ -254,9 +254,17 @@ static void check_one_file(const char *field, int64_t count, loom__faults *fault
             faults, LOOM_ERR_CONFIG, "%s: found %" PRId64 " files, expected one for data.kind fixed", field, count);
 }
 
+static bool is_weighted(const loom_data_path *paths, int64_t count) {
+    return count > 1 && paths[0].weight > 0;
+}
+
 static void check_paths(const loom_run_config *config, loom__faults *faults) {
     const loom_data_config *data = &config->data;
-    bool fixed = strcmp(data->kind, "fixed") == 0, mock = strcmp(data->kind, "mock") == 0;
+    bool fixed = strcmp(data->kind, "fixed") == 0, mock = strcmp(data->kind, "mock") == 0,
+         finetune = strcmp(data->kind, "finetune") == 0;
+    if (data->pack_sequences && !finetune)
+        loom__faults_add(
+            faults, LOOM_ERR_CONFIG, "data.pack_sequences: only data.kind finetune packs, found %s", data->kind);
     if (mock)
         return;
     if (data->path_count == 0 && data->train_path_count == 0)
@@ -266,11 +274,16 @@ static void check_paths(const loom_run_config *config, loom__faults *faults) {
         check_one_file("data.train_path", data->train_path_count, faults);
         check_one_file("data.valid_path", data->valid_path_count, faults);
     }
-    /* What is not in files of its own is a share of the common ones; a file to replay has none. */
-    if (config->validation.every > 0 && data->valid_path_count == 0 && (fixed || data->path_count == 0))
+    if (finetune &&
+        (is_weighted(data->path, data->path_count) || is_weighted(data->train_path, data->train_path_count) ||
+            is_weighted(data->valid_path, data->valid_path_count)))
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "data.path: data.kind finetune takes files without weights");
+    /* What is not in files of its own is a share of the common ones; files that are read whole have none. */
+    bool read_whole = fixed || finetune;
+    if (config->validation.every > 0 && data->valid_path_count == 0 && (read_whole || data->path_count == 0))
         missing(faults, "data.valid_path",
-            fixed ? "a file to validate with, since validation.every is set"
-                  : "a prefix to validate with, since data.path is not given");
+            read_whole ? "a file to validate with, since validation.every is set"
+                       : "a prefix to validate with, since data.path is not given");
 }
 
 static void check_data(const loom_run_config *config, loom__faults *faults) {

@@ -91,8 +91,7 @@ static const loom__choice precisions[] = {{.name = "32"}, {.name = "fp32", .mean
     {.name = "16", .means = "16-mixed", .not_built = "mixed precision"},
     {.name = "fp16", .means = "16-mixed", .not_built = "mixed precision"}};
 
-static const loom__choice data_kinds[] = {
-    {.name = "gpt"}, {.name = "fixed"}, {.name = "mock"}, {.name = "finetune", .not_built = "fine-tuning datasets"}};
+static const loom__choice data_kinds[] = {{.name = "gpt"}, {.name = "fixed"}, {.name = "mock"}, {.name = "finetune"}};
 static const loom__choice samplers[] = {
     {.name = "single"}, {.name = "cyclic"}, {.name = "batch"}, {.name = "random_batch"}};
 
@@ -363,7 +362,9 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, PRECISION(fp8_param_gather), "false", NONE_YET("fp8"), DOC("gather parameters in fp8")),
 
     EXPAND(CHOICE, DATA(kind), "gpt", data_kinds,
-        DOC("gpt, fixed (replay batches of a safetensors file), finetune, mock")),
+        DOC("gpt, fixed (replay batches of a safetensors file), finetune (JSON lines of input and output or of "
+            "messages), "
+            "mock")),
     PATHS(path, DOC("a prefix, a list of prefixes, or weights and prefixes in turn: [0.7, books, 0.3, web]")),
     PATHS(train_path, DOC("the same for training alone, all of it: data.split is not used then")),
     PATHS(valid_path, DOC("the same for validation alone, all of it")),
@@ -384,6 +385,7 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, DATA(reset_position_ids), "false", DOC("positions count from the beginning of each document")),
     EXPAND(BOOL, DATA(reset_attention_mask), "false", DOC("attention stops at the end of a document")),
     EXPAND(BOOL, DATA(eod_mask_loss), "false", DOC("no loss where the token is an end of document")),
+    EXPAND(BOOL, DATA(pack_sequences), "false", DOC("of kind finetune: several samples in a sequence, kept apart")),
     EXPAND(STRING, DATA(index_mapping_dir), "null", NULLABLE,
         DOC("folder where the orders of documents and samples are kept; null: built anew in memory")),
     EXPAND(INT, DATA(prefetch_factor), "2", FROM(0), .high = 4096,

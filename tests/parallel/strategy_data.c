@@ -1,6 +1,9 @@
 /* Data under a strategy: ramp-up in real steps, readers ahead, loaders that take turns, and a reader that fails. */
 #include "parallel/small_model.h"
 #include "parallel/support.h"
+#include <math.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 static loom_megatron_strategy_config defaults(void) {
     return loom_megatron_strategy_config_default();
@@ -172,12 +175,82 @@ static void a_reader_that_fails_ends_the_run_and_names_rank_and_sample(void **st
     }
 }
 
+/* ---- packing ---- */
+
+enum { TUNING_SEQUENCE = 16, TUNING_STEPS = 4 };
+
+typedef struct tuning {
+    const char *path;
+    bool pack;
+    int64_t rows; /* a step has all of them */
+    double losses[TUNING_STEPS];
+} tuning;
+
+static loom_status tune(loom_rank *rank, void *argument) {
+    tuning *own = argument;
+    loom_megatron_strategy_config config = defaults();
+    loom_model_config model = small_config();
+    loom_optimizer_config optim = loom_optimizer_config_default();
+    loom_finetune_dataset_config data = loom_finetune_dataset_config_default();
+    small_run run = {0};
+    loom_module *module;
+    LOOM_TRY(loom_fabric_create(rank, &config, NULL, &run.fabric));
+    LOOM_TRY(loom_fabric_launch(run.fabric));
+    model.seq_length = data.sequence_length = TUNING_SEQUENCE;
+    model.vocab_size = data.vocab_size = LOOM_BYTE_VOCABULARY;
+    optim.lr = 0.01;
+    data.paths = &own->path;
+    data.count = 1;
+    data.tokenizer = loom_tokenizer_byte();
+    data.pack = own->pack;
+    LOOM_TRY(loom_finetune_dataset_create(&data, &run.dataset));
+    CHECK(run.dataset.length == own->rows, "%lld rows", (long long)run.dataset.length);
+    LOOM_TRY(loom_gpt_create(run.fabric, &model, &module));
+    LOOM_TRY(loom_fabric_setup_module(run.fabric, module, &run.parallel));
+    LOOM_TRY(loom_fabric_setup_megatron_optimizer(run.fabric, run.parallel, &optim, NULL, &run.optimizer));
+    loom_dataloader loader = {.dataset = &run.dataset,
+        .mode = LOOM_TRAINING,
+        .micro_batch_size = 1,
+        .global_batch_size = own->rows,
+        .cycle = true};
+    LOOM_TRY(loom_fabric_setup_dataloader(run.fabric, &loader, &run.batches));
+    for (int i = 0; i < TUNING_STEPS; i++) {
+        loom_optimizer_outcome outcome;
+        LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &own->losses[i]));
+        LOOM_TRY(loom_optimizer_step(run.optimizer, &outcome));
+    }
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void packed_samples_train_as_they_do_alone(void **state) {
+    (void)state;
+    static const char text[] = "{\"input\": \"one\", \"output\": \"two\"}\n"
+                               "{\"input\": \"a\", \"output\": \"bcd\"}\n"
+                               "{\"input\": \"xyz\", \"output\": \"q\"}\n"
+                               "{\"input\": \"hello\", \"output\": \"world\"}\n"
+                               "{\"input\": \"m\", \"output\": \"nop\"}\n";
+    char path[] = "/tmp/loom-test-XXXXXX";
+    int descriptor = mkstemp(path);
+    assert_true(descriptor >= 0);
+    assert_int_equal(write(descriptor, text, sizeof text - 1), sizeof text - 1);
+    close(descriptor);
+    tuning alone = {.path = path, .rows = 5}, packed = {.path = path, .pack = true, .rows = 2};
+    must_run(1, tune, &alone);
+    must_run(1, tune, &packed);
+    unlink(path);
+    for (int i = 0; i < TUNING_STEPS; i++)
+        assert_true(fabs(packed.losses[i] / alone.losses[i] - 1) < 1e-5);
+    assert_true(alone.losses[TUNING_STEPS - 1] < alone.losses[0]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rampup_trains_with_growing_batches_and_asks_to_stop_at_each_change),
         cmocka_unit_test(a_run_that_stopped_at_a_change_does_not_stop_there_again),
         cmocka_unit_test(the_longest_loader_decides_and_batches_say_whose_they_are),
         cmocka_unit_test(a_reader_that_fails_ends_the_run_and_names_rank_and_sample),
+        cmocka_unit_test(packed_samples_train_as_they_do_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
