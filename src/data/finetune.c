@@ -2,6 +2,7 @@
  * of tokens, a flag for each of them that says whether it was an answer, and where samples begin. A row is one sample,
  * or with packing as many as follow one another and fit; each begins at position 0 and sees nothing of those before it,
  * so a row of several trains as the samples alone would. */
+#include "data/finetune.h"
 #include "data/dataset.h"
 #include "format/file.h"
 
@@ -187,20 +188,26 @@ static loom_status read_line(reader *from, const char *text, size_t bytes) {
     return status ? loom_fail_context(status, "%s:%lld: ", from->path, (long long)from->line) : LOOM_OK;
 }
 
-static loom_status read_file(reader *from) {
-    loom__mapping file;
-    LOOM_TRY(loom__map_file(from->path, &file));
-    const char *at = (const char *)file.data, *end = at + file.bytes;
+static loom_status read_text(reader *from, const char *path, const char *text, size_t length) {
+    const char *at = text, *end = text + length;
     loom_status status = LOOM_OK;
+    from->path = path;
     for (from->line = 1; at < end && !status; from->line++) {
         const char *stop = memchr(at, '\n', (size_t)(end - at));
         size_t bytes = (size_t)((stop ? stop : end) - at), blank = 0;
-        while (blank < bytes && strchr(" \t\r", at[blank]))
+        while (blank < bytes && (at[blank] == ' ' || at[blank] == '\t' || at[blank] == '\r'))
             blank++;
         if (blank < bytes)
             status = read_line(from, at, bytes);
         at = stop ? stop + 1 : end;
     }
+    return status;
+}
+
+static loom_status read_file(reader *from, const char *path) {
+    loom__mapping file;
+    LOOM_TRY(loom__map_file(path, &file));
+    loom_status status = read_text(from, path, (const char *)file.data, file.bytes);
     loom__unmap_file(&file);
     return status;
 }
@@ -209,8 +216,8 @@ static loom_status check_config(const loom_finetune_dataset_config *config) {
     if (config->sequence_length < 1 || config->sequence_length > INT32_MAX)
         return loom_fail(LOOM_ERR_CONFIG, "sequence length is %lld, expected 1 to %d",
             (long long)config->sequence_length, INT32_MAX);
-    if (config->count < 1 || !config->tokenizer)
-        return loom_fail(LOOM_ERR_CONFIG, "a fine-tuning dataset needs files and a tokenizer");
+    if (!config->tokenizer)
+        return loom_fail(LOOM_ERR_CONFIG, "a fine-tuning dataset needs a tokenizer");
     if (config->tokenizer->eod < 0)
         return loom_fail(LOOM_ERR_CONFIG, "the tokenizer %s has no end-of-document token, which every answer ends with",
             config->tokenizer->name);
@@ -220,24 +227,29 @@ static loom_status check_config(const loom_finetune_dataset_config *config) {
     return LOOM_OK;
 }
 
-loom_status loom_finetune_dataset_create(const loom_finetune_dataset_config *config, loom_dataset *dataset) {
+/* Begins to read; what it allocates is freed by finish. */
+static loom_status begin(const loom_finetune_dataset_config *config, reader *from) {
     LOOM_TRY(check_config(config));
     finetune *set = calloc(1, sizeof *set);
     if (!set)
         return loom_fail(LOOM_ERR_MEMORY, "no memory for a dataset");
     set->s = config->sequence_length;
+    *from = (reader){.config = config, .set = set};
     loom_status status = grow((void **)&set->begin, &set->sample_room, 1, sizeof *set->begin);
-    if (!status)
-        set->begin[0] = 0;
-    reader from = {.config = config, .set = set};
-    for (int64_t i = 0; !status && i < config->count; i++) {
-        from.path = config->paths[i];
-        status = read_file(&from);
+    if (status) {
+        finetune_destroy(set);
+        return status;
     }
-    free(from.scratch);
+    set->begin[0] = 0;
+    return LOOM_OK;
+}
+
+/* After reading with this status: the dataset, or nothing. */
+static loom_status finish(reader *from, loom_status status, loom_dataset *dataset) {
+    finetune *set = from->set;
+    free(from->scratch);
     if (!status && set->rows == 0)
-        status = loom_fail(LOOM_ERR_NOT_FOUND, "%s: no sample in %lld file%s", config->paths[0],
-            (long long)config->count, config->count == 1 ? "" : "s");
+        status = loom_fail(LOOM_ERR_NOT_FOUND, "%s: no sample, expected at least one line of JSON", from->path);
     if (status) {
         finetune_destroy(set);
         return status;
@@ -245,8 +257,27 @@ loom_status loom_finetune_dataset_create(const loom_finetune_dataset_config *con
     *dataset = (loom_dataset){.context = set,
         .length = set->rows,
         .sequence_length = set->s,
-        .document_boundaries = config->pack,
+        .document_boundaries = from->config->pack,
         .get = finetune_get,
         .destroy = finetune_destroy};
     return LOOM_OK;
+}
+
+loom_status loom__finetune_open_memory(const loom_finetune_dataset_config *config, const char *name, const void *text,
+    size_t bytes, loom_dataset *dataset) {
+    reader from;
+    LOOM_TRY(begin(config, &from));
+    return finish(&from, read_text(&from, name, text, bytes), dataset);
+}
+
+loom_status loom_finetune_dataset_create(const loom_finetune_dataset_config *config, loom_dataset *dataset) {
+    reader from;
+    if (config->count < 1)
+        return loom_fail(
+            LOOM_ERR_CONFIG, "a fine-tuning dataset of %lld files, expected at least 1", (long long)config->count);
+    LOOM_TRY(begin(config, &from));
+    loom_status status = LOOM_OK;
+    for (int64_t i = 0; !status && i < config->count; i++)
+        status = read_file(&from, config->paths[i]);
+    return finish(&from, status, dataset);
 }
