@@ -155,12 +155,18 @@ static loom_status open_train(const loom_run_config *config, int64_t eod, loom_c
         return check_epochs(given, samples, data);
     }
     /* Whole batches are read: a ramp-up's steps may end inside one. */
-    int64_t global = data->sizes.global_batch_size;
+    int64_t global = data->sizes.global_batch_size, needed = samples;
     samples = samples < INT64_MAX - global ? (samples + global - 1) / global * global : samples;
     if (strcmp(given->kind, "mock") == 0)
         return loom_mock_dataset_create(config->model.config.seq_length, config->model.config.vocab_size,
             (uint64_t)config->seed, samples, &data->train);
-    return open_gpt(config, LOOM_SPLIT_TRAIN, samples, eod, &data->train);
+    LOOM_TRY(open_gpt(config, LOOM_SPLIT_TRAIN, samples, eod, &data->train));
+    if (data->train.length >= needed)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_CONFIG,
+        "data.path: several datasets without weights give each sample once, %lld in all, but the steps take %lld: give "
+        "weights, or fewer steps",
+        (long long)data->train.length, (long long)needed);
 }
 
 loom_status loom_cli_train_data_open(const loom_run_config *config, int64_t data_parallel, loom_cli_train_data *data) {

@@ -264,8 +264,8 @@ LOOM_API loom_status loom_data_blend_from_list(
 
 /* datasets[0, count), all of one sequence length, become parts of the blend, which destroys them; after an error they
  * are still the caller's. weights NULL: shares by size, and size -1 takes every sample once; else size is the blend's
- * length and weights are relative. LOOM_ERR_CONFIG: a weight that is not above 0, or a dataset with fewer samples than
- * its share, with both counts. */
+ * length and weights are relative. LOOM_ERR_CONFIG: a weight that is not above 0, a dataset with fewer samples than its
+ * share, with both counts, or without weights one that has none. */
 LOOM_API loom_status loom_blended_dataset_create(
     const loom_dataset *datasets, const double *weights, int64_t count, int64_t size, loom_dataset *dataset);
 

@@ -1,6 +1,6 @@
 /* Blends. Each sample goes to the dataset that is furthest behind its share at that place, the first of them where
  * several are: the order is a function of the shares alone, and the arithmetic, doubles in this order, is
- * Megatron-Core's. A dataset without samples has no share and is never asked. */
+ * Megatron-Core's. */
 #include "data/blend.h"
 
 #include <math.h>
@@ -184,7 +184,7 @@ static void blend_destroy(void *context) {
     blend_free(blend);
 }
 
-/* Parts without samples have no share; of the others each must have as many as the blend asks of it. */
+/* Each part must have as many samples as the blend asks of it. */
 static loom_status check_enough(const loom__blend *blend, int64_t length) {
     int64_t *asked = calloc((size_t)blend->count, sizeof *asked);
     if (!asked)
@@ -201,56 +201,40 @@ static loom_status check_enough(const loom__blend *blend, int64_t length) {
     return status;
 }
 
-/* Shares of the parts: the weights, or their lengths where there are none. */
+/* Shares of the parts: the weights, or their lengths where there are none. A share of nothing would be chosen now and
+ * then, so there must be none. */
 static loom_status make_shares(const loom__blend *blend, const double *weights, double *shares) {
     for (int64_t k = 0; k < blend->count; k++) {
         shares[k] = weights ? weights[k] : (double)blend->parts[k].length;
         if (weights && !(weights[k] > 0.0 && isfinite(weights[k])))
             return loom_fail(
                 LOOM_ERR_CONFIG, "weight %lld of the blend is %g, expected a number above 0", (long long)k, weights[k]);
+        if (!weights && blend->parts[k].length < 1)
+            return loom_fail(LOOM_ERR_CONFIG,
+                "dataset %lld of the blend has no sample: leave it out, or give its part a larger share", (long long)k);
     }
     loom_data_blend_normalize(shares, blend->count);
     return LOOM_OK;
 }
 
-/* By weight among the parts that have a share: a share of nothing would be chosen now and then. */
-static loom_status order_by_weight(loom__blend *blend, const double *weights, int64_t length) {
-    double *shares = calloc((size_t)blend->count, sizeof *shares);
-    int16_t *places = calloc((size_t)blend->count, sizeof *places);
-    loom_status status = shares && places ? make_shares(blend, weights, shares) : no_memory(blend->count, "datasets");
-    int64_t kept = 0;
-    for (int64_t k = 0; !status && k < blend->count; k++) {
-        if (!(shares[k] > 0.0))
-            continue;
-        shares[kept] = shares[k];
-        places[kept++] = (int16_t)k;
-    }
-    if (!status && length > 0)
-        status = loom_data_blend_by_weight(shares, kept, length, blend->dataset, blend->sample);
-    for (int64_t i = 0; !status && i < length; i++)
-        blend->dataset[i] = places[blend->dataset[i]];
-    free(shares);
-    free(places);
-    return status;
-}
-
 static loom_status order(loom__blend *blend, const double *weights, int64_t size, int64_t *length) {
+    double *shares = calloc((size_t)blend->count, sizeof *shares);
     int64_t *sizes = calloc((size_t)blend->count, sizeof *sizes);
-    if (!sizes)
-        return no_memory(blend->count, "datasets");
-    for (int64_t k = 0; k < blend->count; k++)
+    loom_status status = shares && sizes ? make_shares(blend, weights, shares) : no_memory(blend->count, "datasets");
+    for (int64_t k = 0; !status && k < blend->count; k++)
         sizes[k] = blend->parts[k].length;
-    int64_t all = sum_of(sizes, blend->count);
+    int64_t all = status ? 0 : sum_of(sizes, blend->count);
     *length = size < 0 || (!weights && size > all) ? all : size;
-    blend->dataset = malloc((size_t)*length * sizeof *blend->dataset + 1);
-    blend->sample = malloc((size_t)*length * sizeof *blend->sample + 1);
-    loom_status status = LOOM_OK;
-    if (!blend->dataset || !blend->sample)
-        status = no_memory(*length, "samples");
-    else if (size < 0)
-        status = loom_data_blend_by_size(sizes, blend->count, blend->dataset, blend->sample);
-    else
-        status = order_by_weight(blend, weights, *length);
+    if (!status) {
+        blend->dataset = malloc((size_t)*length * sizeof *blend->dataset + 1);
+        blend->sample = malloc((size_t)*length * sizeof *blend->sample + 1);
+        if (!blend->dataset || !blend->sample)
+            status = no_memory(*length, "samples");
+    }
+    if (!status)
+        status = size < 0 ? loom_data_blend_by_size(sizes, blend->count, blend->dataset, blend->sample)
+                          : loom_data_blend_by_weight(shares, blend->count, *length, blend->dataset, blend->sample);
+    free(shares);
     free(sizes);
     return status ? status : check_enough(blend, *length);
 }

@@ -112,7 +112,7 @@ static loom_status begin_stretch(source *from) {
     from->stretch_begin = from->consumed;
     from->batch = from->batches = 0;
     from->stretch.consumed_samples = position;
-    from->stretch.seed = from->seed + epoch;
+    from->stretch.seed = (int64_t)((uint64_t)from->seed + (uint64_t)epoch);
     LOOM_TRY(make_order(from, epoch));
     if (sampler->global_batches)
         return take_share(from, from->epoch - position);
