@@ -8,6 +8,8 @@
 
 int loom_cli_config(int argc, char **argv);
 int loom_cli_data(int argc, char **argv);
+int loom_cli_data_batches(int argc, char **argv);
+int loom_cli_data_samples(int argc, char **argv);
 int loom_cli_describe(int argc, char **argv);
 int loom_cli_eval(int argc, char **argv);
 int loom_cli_export(int argc, char **argv);

@@ -244,11 +244,17 @@ int loom_cli_data(int argc, char **argv) {
         return preprocess(argc - 1, argv + 1);
     if (argc >= 2 && strcmp(argv[1], "show") == 0)
         return show(argc - 1, argv + 1);
+    if (argc >= 2 && strcmp(argv[1], "samples") == 0)
+        return loom_cli_data_samples(argc - 1, argv + 1);
+    if (argc >= 2 && strcmp(argv[1], "batches") == 0)
+        return loom_cli_data_batches(argc - 1, argv + 1);
     bool help = argc >= 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-?") == 0);
     fprintf(help ? stdout : stderr,
         "%sUsage: megaloom data preprocess --input PATH… --output-prefix PREFIX [--suffix .pod] [--tokenizer "
         "byte|PATH]\n"
-        "       megaloom data show PREFIX [--document N]\n",
+        "       megaloom data show PREFIX [--document N]\n"
+        "       megaloom data samples [WEIGHT] PREFIX… --seq-length N [--sample K] [--json]\n"
+        "       megaloom data batches --total N --micro-batch-size N [--dataloader-type KIND] [--json]\n",
         help       ? ""
         : argc < 2 ? "megaloom: data: a verb is missing\n"
                    : "megaloom: data: unknown verb\n");

@@ -1,6 +1,7 @@
 /* megaloom train: a run file's training, written against the public API as a user would write it. Each rank runs
  * `train`; rank 0 also shows and writes down what happens. */
 #include "commands.h"
+#include "train_data.h"
 #include <argp.h>
 #include <math.h>
 #include <signal.h>
@@ -26,12 +27,10 @@ typedef struct training {
     loom_fabric *fabric;
     loom_parallel *parallel;
     loom_optimizer *optimizer;
-    loom_indexed *indexed;
-    loom_dataset train_set, valid_set;
+    loom_cli_train_data data;
     loom_batches *batches, *valid_batches;
     loom_metrics *metrics; /* rank 0 only, as is progress */
     loom_progress *progress;
-    int64_t global_batch_size;
     double gemm_rate;
     double flops_per_token;
     char model_path[4096]; /* where the model goes; empty = nowhere */
@@ -44,13 +43,6 @@ static double now(void) {
 }
 
 /* ---- data ---- */
-
-static loom_status training_samples(const training *t, int64_t *samples) {
-    if (__builtin_mul_overflow(t->config->steps, t->global_batch_size, samples))
-        return loom_fail(LOOM_ERR_CONFIG, "%lld steps of %lld samples are more samples than can be counted",
-            (long long)t->config->steps, (long long)t->global_batch_size);
-    return LOOM_OK;
-}
 
 /* The tokens of data.path are of data.tokenizer, so the model must have a row for each of them. The byte tokenizer is
  * also what a run file has that says nothing of its tokens: then the vocabulary alone tells how many there are. */
@@ -72,79 +64,9 @@ static loom_status open_tokenizer(job *j) {
         (long long)needed, (long long)*vocab_size);
 }
 
-/* The token that ends a document; -1 where the tokenizer has none, or the model no row for it. */
-static int64_t end_of_document(const training *t) {
-    return t->tokenizer->eod < t->config->model.config.vocab_size ? t->tokenizer->eod : -1;
-}
-
-static loom_status open_gpt(training *t) {
-    const loom_run_config *config = t->config;
-    const loom_data_config *data = &config->data;
-    LOOM_TRY(loom_indexed_open(data->path[0].prefix, &t->indexed));
-    loom_gpt_dataset_config wanted = loom_gpt_dataset_config_default();
-    wanted.sequence_length = config->model.config.seq_length;
-    wanted.seed = config->seed;
-    wanted.split = data->split;
-    wanted.vocab_size = config->model.config.vocab_size;
-    wanted.eod = end_of_document(t);
-    wanted.reset_position_ids = data->reset_position_ids;
-    wanted.reset_attention_mask = data->reset_attention_mask;
-    wanted.eod_mask_loss = data->eod_mask_loss;
-    LOOM_TRY(training_samples(t, &wanted.samples));
-    LOOM_TRY(loom_gpt_dataset_create(t->indexed, &wanted, &t->train_set));
-    if (config->validation.every <= 0)
-        return LOOM_OK;
-    wanted.which = LOOM_SPLIT_VALID;
-    wanted.samples = -1;
-    loom_status status = loom_gpt_dataset_create(t->indexed, &wanted, &t->valid_set);
-    if (!status && t->valid_set.length < t->global_batch_size)
-        status = loom_fail(LOOM_ERR_CONFIG,
-            "its share of the %lld documents has %lld samples, fewer than one global batch of %lld",
-            (long long)loom_indexed_documents(t->indexed), (long long)t->valid_set.length,
-            (long long)t->global_batch_size);
-    return status ? loom_fail_context(status,
-                        "validation data (data.split \"%s\"; give a larger share, or set validation.every=0): ",
-                        data->split)
-                  : LOOM_OK;
-}
-
 static loom_status open_data(training *t) {
-    const loom_run_config *config = t->config;
-    const char *kind = config->data.kind;
-    t->global_batch_size = config->data.global_batch_size;
-    if (!t->global_batch_size)
-        t->global_batch_size =
-            config->data.micro_batch_size * loom_layout_data_parallel_size(loom_fabric_layout(t->fabric));
-    if (strcmp(kind, "gpt") == 0)
-        return open_gpt(t);
-    int64_t samples;
-    LOOM_TRY(training_samples(t, &samples));
-    if (strcmp(kind, "mock") == 0)
-        return loom_mock_dataset_create(config->model.config.seq_length, config->model.config.vocab_size,
-            (uint64_t)config->seed, samples, &t->train_set);
-    int64_t batch;
-    LOOM_TRY(
-        loom_fixed_dataset_create(config->data.path[0].prefix, config->model.config.vocab_size, &t->train_set, &batch));
-    if (!config->data.global_batch_size)
-        t->global_batch_size = batch;
-    return LOOM_OK;
-}
-
-static loom_status make_batches(training *t) {
-    const loom_data_config *data = &t->config->data;
-    loom_dataloader loader = {
-        .dataset = &t->train_set,
-        .mode = LOOM_TRAINING,
-        .micro_batch_size = data->micro_batch_size,
-        .global_batch_size = t->global_batch_size,
-    };
-    LOOM_TRY(loom_fabric_setup_dataloader(t->fabric, &loader, &t->batches));
-    if (!t->valid_set.get)
-        return LOOM_OK;
-    loader.dataset = &t->valid_set;
-    loader.mode = LOOM_VALIDATION;
-    loader.cycle = true;
-    return loom_fabric_setup_dataloader(t->fabric, &loader, &t->valid_batches);
+    int64_t data_parallel = loom_layout_data_parallel_size(loom_fabric_layout(t->fabric));
+    return loom_cli_train_data_open(t->config, t->tokenizer, data_parallel, &t->data);
 }
 
 /* ---- what rank 0 shows ---- */
@@ -213,10 +135,12 @@ static loom_status export_model(training *t) {
 
 /* ---- the loop ---- */
 
-static loom_status train_step(training *t, int64_t step) {
+/* *stop: a callback asks to end here. */
+static loom_status train_step(training *t, int64_t step, bool *stop) {
     double start = now();
     loom_step_result result;
     loom_optimizer_outcome outcome;
+    int64_t before = loom_batches_get_state(t->batches).consumed_samples;
     loom_status status = loom_parallel_step(t->parallel, LOOM_TRAINING, t->batches, NULL, NULL, NULL, &result);
     if (status == LOOM_END)
         return loom_fail(LOOM_ERR_STATE, "the data end after %lld of %lld steps", (long long)(step - 1),
@@ -224,7 +148,8 @@ static loom_status train_step(training *t, int64_t step) {
     LOOM_TRY(status);
     LOOM_TRY(loom_optimizer_step(t->optimizer, &outcome));
     double seconds = now() - start;
-    double positions = (double)t->global_batch_size * (double)loom_batches_get_state(t->batches).seq_length;
+    loom_batches_state state = loom_batches_get_state(t->batches);
+    double positions = (double)(state.consumed_samples - before) * (double)state.seq_length;
     loom_step_report report = {
         .step = step,
         .loss = result.loss,
@@ -234,7 +159,7 @@ static loom_status train_step(training *t, int64_t step) {
         .gemm_share = positions / seconds * t->flops_per_token / t->gemm_rate,
         .seconds = seconds,
         .validation_loss = NAN,
-        .consumed_samples = loom_batches_get_state(t->batches).consumed_samples,
+        .consumed_samples = state.consumed_samples,
         .loss_scale = outcome.loss_scale,
         .num_zeros_in_grad = outcome.num_zeros_in_grad < 0 ? NAN : (double)outcome.num_zeros_in_grad,
         .skipped_steps = outcome.skipped_steps,
@@ -242,7 +167,8 @@ static loom_status train_step(training *t, int64_t step) {
     if (t->progress)
         loom_progress_step(t->progress, &report);
     int64_t every = t->config->validation.every;
-    if (t->valid_batches && (step % every == 0 || step == t->config->steps))
+    *stop = result.stop;
+    if (t->valid_batches && (step % every == 0 || step == t->config->steps || *stop))
         LOOM_TRY(validate(t, step, &report.validation_loss));
     return t->metrics ? loom_metrics_write(t->metrics, &report) : LOOM_OK;
 }
@@ -255,7 +181,7 @@ static loom_status set_up(training *t) {
     LOOM_TRY(loom_cli_model(t->fabric, config, true, &t->parallel));
     loom_optimizer_setup setup = {.schedule = config->lr, .steps = config->steps};
     LOOM_TRY(loom_fabric_setup_megatron_optimizer(t->fabric, t->parallel, &config->optim, &setup, &t->optimizer));
-    LOOM_TRY(make_batches(t));
+    LOOM_TRY(loom_cli_train_batches(t->fabric, config, &t->data, &t->batches, &t->valid_batches));
     LOOM_TRY(check_export(t));
     LOOM_TRY(loom_agree(loom_rank_world(t->rank), open_reports(t)));
     LOOM_TRY(loom_measure_gemm_rate(t->rank, loom_rank_world(t->rank), &t->gemm_rate));
@@ -269,9 +195,7 @@ static void tear_down(training *t) {
     loom_batches_destroy(t->batches);
     loom_batches_destroy(t->valid_batches);
     loom_parallel_destroy(t->parallel);
-    loom_dataset_destroy(&t->train_set);
-    loom_dataset_destroy(&t->valid_set);
-    loom_indexed_close(t->indexed);
+    loom_cli_train_data_close(&t->data);
     loom_fabric_destroy(t->fabric);
 }
 
@@ -280,20 +204,26 @@ static void tear_down(training *t) {
 static loom_status train_steps(training *t) {
     const loom_run_config *config = t->config;
     int64_t first = config->steps > 1 ? 2 : 1;
+    int64_t done = 0;
     if (config->trace)
         LOOM_TRY(loom_parallel_trace_begin(t->parallel, TRACE_EVENTS));
-    for (int64_t step = 1; step <= config->steps; step++) {
-        if (config->profile && step == first)
+    for (bool stop = false; done < config->steps && !stop;) {
+        if (config->profile && done + 1 == first)
             LOOM_TRY(loom_profile_begin(t->rank));
-        LOOM_TRY(train_step(t, step));
+        LOOM_TRY(train_step(t, done + 1, &stop));
+        done++;
     }
     if (config->trace)
         LOOM_TRY(loom_parallel_trace_end(t->parallel, config->output));
-    if (!config->profile || config->steps < 1)
+    if (done < config->steps && t->progress)
+        loom_progress_note(t->progress,
+            "stopped after step %lld of %lld: the batch size has changed (data.stop_when_batch_size_changes)",
+            (long long)done, (long long)config->steps);
+    if (!config->profile || done < first)
         return LOOM_OK;
     loom_profile profile;
     char path[4096];
-    int64_t steps = config->steps - first + 1;
+    int64_t steps = done - first + 1;
     LOOM_TRY(loom_profile_end(t->rank, &profile));
     loom_status status = snprintf(path, sizeof path, "%s/profile.json", config->output) < (int)sizeof path
                              ? LOOM_OK

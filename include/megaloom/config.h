@@ -200,7 +200,7 @@ LOOM_API loom_status loom_lr_config_check(const loom_lr_config *config);
 
 /* One dataset of a blend. */
 typedef struct loom_data_path {
-    double weight;      /* relative */
+    double weight;      /* relative; 0, and then of all: by size */
     const char *prefix; /* of .bin and .idx; for kind "fixed" a safetensors file */
 } loom_data_path;
 
@@ -209,18 +209,29 @@ LOOM_API loom_status loom_model_config_check(const loom_model_config *config);
 
 typedef struct loom_data_config {
     const char *kind; /* "gpt": .bin/.idx datasets; "fixed": batches replayed from a safetensors file with tensor
-                         `tokens` [steps, batch, sequence+1]; "mock": a deterministic synthetic stream */
+                         `tokens` [steps, batch, sequence+1]; "finetune": JSON lines; "mock": a deterministic
+                         synthetic stream */
     const loom_data_path *path;
     int64_t path_count;
+    const loom_data_path *train_path; /* in place of `path` and `split` for training */
+    int64_t train_path_count;
+    const loom_data_path *valid_path; /* the same for validation */
+    int64_t valid_path_count;
     const char *split;     /* shares of training, validation and test documents, "98,1,1" */
     const char *tokenizer; /* what loom_tokenizer_open takes; loading the run file does not open it: where it is not
                               "byte", and model.vocab_size is 0, the caller sets that one from it */
-    bool reset_position_ids, reset_attention_mask, eod_mask_loss; /* as in loom_gpt_dataset_config */
-    int64_t micro_batch_size;                                     /* samples a rank takes at once */
+    int64_t micro_batch_size;  /* samples a rank takes at once */
     int64_t global_batch_size; /* samples of a step over all ranks; 0 = micro_batch_size * data-parallel size, for kind
                                   "fixed" the batch of the file */
     int64_t rampup_batch_size[3]; /* start, increment, samples; all 0 = none */
-    const char *dataloader_type;
+    bool decrease_batch_size_if_needed;
+    bool stop_when_batch_size_changes; /* training ends after the step that changes the ramp-up's size */
+    const char *dataloader_type;       /* what loom_data_sampler_find takes */
+    int64_t max_epochs;                /* of a corpus; 0 = no limit */
+    bool reset_position_ids, reset_attention_mask, eod_mask_loss; /* as in loom_gpt_dataset_config */
+    bool pack_sequences;                                          /* of kind "finetune": samples share a sequence */
+    const char *index_mapping_dir;                                /* the same; NULL = none */
+    int64_t prefetch_factor;                                      /* microbatches read ahead; 0 = none */
 } loom_data_config;
 
 typedef struct loom_validation_config {

@@ -2,8 +2,8 @@
  *
  *   text files --loom_data_preprocess_text--> PREFIX.bin + PREFIX.idx   (Megatron's indexed dataset)
  *   loom_indexed   opens such a pair: sequences of tokens, grouped into documents
- *   loom_dataset   samples of a fixed length out of it (GPT), or replayed from a file (fixed), or your own
- *   loom_data_sampler   which samples make microbatch k of a data-parallel rank
+ *   loom_dataset   samples of a fixed length out of it (GPT, blends), from JSON lines (fine-tuning), replayed from a
+ * file (fixed), or your own loom_data_sampler   which samples make microbatch k of a data-parallel rank
  *   loom_data_loader    an iterator of microbatches: dataset + sampler, or your own source
  *
  * Nothing here is collective and nothing communicates: each data-parallel rank builds the same indices and reads its
@@ -195,6 +195,8 @@ typedef struct loom_dataset {
     bool document_boundaries; /* attention stops at documents: get fills document_start */
     /* Sample `index` in [0, length). index < 0 asks for a padding row: legal tokens, loss_mask 0. */
     loom_status (*get)(void *context, int64_t index, const loom_sample_row *row);
+    /* Where the sample lies, for messages: "corpus.bin, byte 4096". May be NULL; text is cut off at `bytes`. */
+    void (*locate)(void *context, int64_t index, char *text, size_t bytes);
     void (*destroy)(void *context); /* may be NULL */
 } loom_dataset;
 
@@ -220,7 +222,8 @@ typedef struct loom_gpt_dataset_config {
     int64_t seed;            /* 0 … 2^32-1 */
     const char *split;       /* "98,1,1" */
     loom_split which;
-    int64_t samples; /* at least so many, by as many epochs as it takes; -1 = one epoch, whatever it gives */
+    int64_t samples;    /* at least so many, by as many epochs as it takes; -1 = one epoch, whatever it gives */
+    int64_t max_epochs; /* more than these are refused; 0 = no limit */
     /* True: samples are s+1 tokens, the last only a label. False: samples are s tokens, the last position has no label
      * and is masked. */
     bool add_extra_token_to_sequence;
@@ -233,21 +236,100 @@ typedef struct loom_gpt_dataset_config {
      * is then recognised by its place. */
     int64_t pad;
     int64_t vocab_size; /* > 0: ids outside are LOOM_ERR_FORMAT when read; 0 = unchecked */
+    /* A folder in which the indices are kept under a name made of all they depend on: whoever finds them there reads
+     * them (ranks of a node share the memory), the first to miss them builds them. Made where it is missing. NULL =
+     * built in memory. */
+    const char *index_mapping_dir;
 } loom_gpt_dataset_config;
 
 /* s 0 (must be set), seed 1234, split "969,30,1", train, one epoch, extra token, drop the partial, no resets, no eod,
  * pad -1. */
 LOOM_API loom_gpt_dataset_config loom_gpt_dataset_config_default(void);
 /* indexed is borrowed until the dataset is destroyed. LOOM_ERR_NOT_FOUND: the split has no share; LOOM_ERR_CONFIG:
- * samples are asked of a share without documents or tokens, or a value is not legal. */
+ * samples are asked of a share without documents or tokens, more epochs than max_epochs are needed, or a value is not
+ * legal; LOOM_ERR_IO: index_mapping_dir cannot be written. */
 LOOM_API loom_status loom_gpt_dataset_create(
     const loom_indexed *indexed, const loom_gpt_dataset_config *config, loom_dataset *dataset);
+
+/* The orders that a GPT dataset reads in; borrowed from it. */
+typedef struct loom_gpt_dataset_order {
+    int64_t first, end;             /* the split's sequences [first, end) */
+    int64_t epochs, documents;      /* documents: epochs * (end - first) */
+    const uint32_t *document_index; /* [documents] sequences in reading order */
+    int64_t samples;
+    const int64_t *sample_index;  /* [samples + 1, 2] place in document_index and token where a sample begins */
+    const int64_t *shuffle_index; /* [samples] sample asked -> sample in reading order */
+} loom_gpt_dataset_order;
+/* Of a dataset made by loom_gpt_dataset_create, or by loom_gpt_blend_create of one part; LOOM_ERR_ARGUMENT for others.
+ */
+LOOM_API loom_status loom_gpt_dataset_get_order(const loom_dataset *dataset, loom_gpt_dataset_order *order);
+
+/* ---- Blends: samples of several datasets in given shares ---- */
+
+/* Sample i of the blend is sample[i] of dataset[i], i in [0, size), chosen so that after every sample each dataset is
+ * as near its share as can be. weights[0, count) are shares whose sum is 1; count at most 32767. Equals
+ * Megatron-Core's. */
+LOOM_API loom_status loom_data_blend_by_weight(
+    const double *weights, int64_t count, int64_t size, int16_t *dataset, int64_t *sample);
+/* The same with shares by size, until each dataset has given each of its samples once: i in [0, sum of sizes). */
+LOOM_API loom_status loom_data_blend_by_size(const int64_t *sizes, int64_t count, int16_t *dataset, int64_t *sample);
+/* Samples to ask of a dataset with this share of a blend of `size`, rounded up, a part of `surplus` more and again
+ * rounded up. */
+LOOM_API int64_t loom_data_blend_share(double weight, int64_t size, double surplus);
+/* weights[i] / their sum, as numpy computes it, in place. */
+LOOM_API void loom_data_blend_normalize(double *weights, int64_t count);
+/* A list as Megatron's --data-path takes it, ["0.7", "books", "0.3", "web"], or prefixes alone: prefixes[0, *count) and
+ * weights[0, *count), both of room for `length`, *weighted whether there are weights. LOOM_ERR_CONFIG: an empty list,
+ * or a weight that is not above 0 and finite. */
+LOOM_API loom_status loom_data_blend_from_list(
+    const char *const *list, int64_t length, double *weights, const char **prefixes, int64_t *count, bool *weighted);
+
+/* datasets[0, count), all of one sequence length, become parts of the blend, which destroys them; after an error they
+ * are still the caller's. weights NULL: shares by size, and size -1 takes every sample once; else size is the blend's
+ * length and weights are relative. LOOM_ERR_CONFIG: a weight that is not above 0, a dataset with fewer samples than its
+ * share, with both counts, or without weights one that has none. */
+LOOM_API loom_status loom_blended_dataset_create(
+    const loom_dataset *datasets, const double *weights, int64_t count, int64_t size, loom_dataset *dataset);
+
+/* A blend of GPT datasets, opened from their files: Megatron-Core's BlendedMegatronDatasetBuilder for one split. */
+typedef struct loom_gpt_blend_config {
+    const char *const *prefixes; /* [count] */
+    const double *weights;       /* [count] relative; NULL = by size, and one epoch of each */
+    int64_t count;
+    /* Of each part; `samples` are those of the blend: at least so many with weights (shares are rounded up), at most
+     * with NULL, where -1 takes all. */
+    loom_gpt_dataset_config gpt;
+    double surplus; /* of samples that each part gets beyond its share, against the rounding of shares */
+} loom_gpt_blend_config;
+/* No parts, the GPT dataset's defaults, surplus 0.005. */
+LOOM_API loom_gpt_blend_config loom_gpt_blend_config_default(void);
+/* The dataset keeps the files open. Errors are those of loom_indexed_open, loom_gpt_dataset_create and
+ * loom_blended_dataset_create; weights without a number of samples are LOOM_ERR_CONFIG. */
+LOOM_API loom_status loom_gpt_blend_create(const loom_gpt_blend_config *config, loom_dataset *dataset);
 
 /* Replays tensor `tokens` [steps, batch, s+1] (any integer dtype) of a safetensors file: sample i is row i mod batch of
  * step i / batch. Every position counts. *batch (may be NULL) gets the size that global batches must have to replay the
  * steps. vocab_size as above; token ids are checked when read. */
 LOOM_API loom_status loom_fixed_dataset_create(
     const char *path, int64_t vocab_size, loom_dataset *dataset, int64_t *batch);
+
+/* Fine-tuning from JSON lines, one sample each: {"input": "…", "output": "…"}, or {"messages": [{"role": "…",
+ * "content": "…"}, …]}, where the role assistant answers. Texts are taken one after another as they are; each answer is
+ * followed by the end of document; only answers and those ends count in the loss. Lines of blanks are skipped, other
+ * keys too. */
+typedef struct loom_finetune_dataset_config {
+    const char *const *paths; /* [count] */
+    int64_t count;
+    const loom_tokenizer *tokenizer; /* used by the creation alone; it must have an end of document */
+    int64_t sequence_length;         /* s; a longer sample is refused with file and line */
+    bool pack; /* samples that follow one another share a row while they fit; positions and attention begin anew */
+    int64_t vocab_size; /* > 0: a tokenizer with more tokens is refused; 0 = unchecked */
+} loom_finetune_dataset_config;
+/* Nothing set. */
+LOOM_API loom_finetune_dataset_config loom_finetune_dataset_config_default(void);
+/* All tokens are kept in memory, 5 bytes each. LOOM_ERR_FORMAT: a line that is no such sample (file, line, what is
+ * expected); LOOM_ERR_NOT_FOUND: no sample at all. */
+LOOM_API loom_status loom_finetune_dataset_create(const loom_finetune_dataset_config *config, loom_dataset *dataset);
 
 /* A deterministic synthetic stream without files: `samples` walks over the vocabulary, a function of (seed, sample). */
 LOOM_API loom_status loom_mock_dataset_create(
@@ -256,37 +338,78 @@ LOOM_API loom_status loom_mock_dataset_create(
 /* ---- Samplers ---- */
 
 typedef struct loom_data_sampler_config {
-    int64_t total_samples;     /* of the dataset */
-    int64_t consumed_samples;  /* where to start, in [0, total) */
+    int64_t total_samples; /* of the dataset */
+    /* Where to start. single: in [0, total); the others count on, epoch after epoch. */
+    int64_t consumed_samples;
     int64_t micro_batch_size;  /* rows of a microbatch */
     int64_t global_batch_size; /* over all data-parallel ranks, a multiple of micro_batch_size * data_parallel_size; 0 =
                                   none */
     int64_t data_parallel_rank, data_parallel_size;
-    bool drop_last;                        /* leave out an incomplete last round of microbatches */
+    bool drop_last;                        /* leave out an incomplete last round of microbatches, or global batch */
     bool pad_samples_to_global_batch_size; /* else fill it up with padding rows (negative numbers) */
+    int64_t seed;         /* of the shuffled ones: epoch e is ordered by the 32 lowest bits of seed + e */
+    const int64_t *order; /* what the sampler's function `order` gave for this; NULL: batch makes it anew each time */
 } loom_data_sampler_config;
 
-/* A sampler says which samples make up the microbatches. It is a pure function of its arguments: no state to save. */
+/* A sampler says which samples make up the batches. It is a pure function of its arguments: no state to save. */
 typedef struct loom_data_sampler {
     const char *name;
     void *context;
-    /* Checks the configuration and gives the number of microbatches that each rank gets from consumed_samples on. */
+    bool global_batches; /* a batch is a rank's part of a global batch, which a step cuts into microbatches */
+    /* Checks the configuration and gives the number of batches that each rank gets from consumed_samples to the end of
+     * the epoch. */
     loom_status (*length)(void *context, const loom_data_sampler_config *config, int64_t *batches);
-    /* Microbatch number `batch` in [0, batches) of config->data_parallel_rank: samples[0 … *count), *count <=
-     * micro_batch_size (fewer, even 0, only at an end that is neither dropped nor padded). Negative = padding row. */
+    /* Batch number `batch` in [0, batches) of config->data_parallel_rank: samples[0 … *count), *count at most
+     * micro_batch_size, or with global_batches global_batch_size / data_parallel_size (fewer, even 0, only at an end
+     * that is neither dropped nor padded). Negative = padding row. */
     loom_status (*batch)(
         void *context, const loom_data_sampler_config *config, int64_t batch, int64_t *samples, int64_t *count);
+    /* For a shuffled one: the order of the epoch that config->consumed_samples lies in, the same on all ranks; free it
+     * with free. NULL: there is none. */
+    loom_status (*order)(void *context, const loom_data_sampler_config *config, int64_t **order);
 } loom_data_sampler;
 
-/* In order, each round of microbatches cut into consecutive parts by rank (Megatron's "single"). */
+/* In order, each round of microbatches cut into consecutive parts by rank (NeMo's "single"). */
 LOOM_API const loom_data_sampler *loom_data_sampler_single(void);
-/* The built-in sampler of a dataloader_type; cyclic, batch and random_batch are LOOM_ERR_UNSUPPORTED. */
+/* Each rank has its own part of the dataset and reads it in an order of its own in each epoch (NeMo's "cyclic"). */
+LOOM_API const loom_data_sampler *loom_data_sampler_cyclic(void);
+/* In order, a global batch at a time, dealt out to the ranks one by one (NeMo's "batch"). */
+LOOM_API const loom_data_sampler *loom_data_sampler_batch(void);
+/* As cyclic, a global batch at a time (NeMo's "random_batch"). */
+LOOM_API const loom_data_sampler *loom_data_sampler_random_batch(void);
+/* The built-in sampler of a dataloader_type; any other name is LOOM_ERR_CONFIG naming them. */
 LOOM_API loom_status loom_data_sampler_find(const char *name, const loom_data_sampler **sampler);
+
+/* ---- Sizes of steps ---- */
 
 /* Number of microbatches of a step: global / (micro * dp). LOOM_ERR_CONFIG names the nearest legal global batch sizes.
  */
 LOOM_API loom_status loom_data_microbatches(
     int64_t global_batch_size, int64_t micro_batch_size, int64_t data_parallel_size, int64_t *microbatches);
+
+/* Megatron-Core's microbatch calculator. With rampup_batch_size {start, increment, samples} the global batch grows from
+ * start by increments to global_batch_size, in equal parts of the first `samples` samples; all 0 = no ramp-up. */
+typedef struct loom_data_step_config {
+    int64_t global_batch_size, micro_batch_size, data_parallel_size;
+    int64_t rampup_batch_size[3];
+    bool decrease_batch_size_if_needed; /* a size that does not divide is rounded down, else it is refused */
+} loom_data_step_config;
+
+typedef struct loom_data_step {
+    int64_t global_batch_size;         /* as ramp-up wants it */
+    int64_t running_global_batch_size; /* what a step takes: a multiple of micro_batch_size * data_parallel_size */
+    int64_t microbatches;              /* of each rank */
+} loom_data_step;
+
+/* The step that begins after `consumed` samples. LOOM_ERR_CONFIG: a configuration that is none, or a size that does not
+ * divide or gives no microbatch, with the nearest legal sizes. */
+LOOM_API loom_status loom_data_step_at(const loom_data_step_config *config, int64_t consumed, loom_data_step *step);
+/* Checks the sizes of all steps of the ramp-up, so that none is refused in the middle of a run; the first that is, with
+ * the samples after which it comes. */
+LOOM_API loom_status loom_data_step_check(const loom_data_step_config *config);
+/* Samples that `steps` steps take from `consumed` on. LOOM_ERR_CONFIG where they are more than 2^63. */
+LOOM_API loom_status loom_data_step_samples(
+    const loom_data_step_config *config, int64_t consumed, int64_t steps, int64_t *samples);
 
 /* ---- Batches and loaders ---- */
 
@@ -302,6 +425,8 @@ typedef struct loom_batch {
     int32_t *document_start; /* [b, s], or NULL: no document boundaries inside a sequence */
     int64_t *sample;         /* [b] sample number in the consumed stream: the same under every layout (dropout's key) */
     int64_t *index;          /* [b] sample number in the dataset; negative = padding row */
+    /* With the strategy's output_data_idx: the number of the microbatch in its loader, and the loader's; else -1. */
+    int64_t batch_index, loader_index;
 } loom_batch;
 
 /* An empty batch (b 0) of rows x s. */
@@ -313,7 +438,7 @@ typedef struct loom_data_loader {
     void *context;
     int64_t micro_batch_size; /* most rows of a batch */
     int64_t sequence_length;  /* s of every batch, at most */
-    int64_t microbatches;     /* of a step; 0 = the source does not know steps */
+    int64_t microbatches;     /* of a step, after any ramp-up; 0 = the source does not know steps */
     bool document_boundaries; /* batches need document_start */
     /* Fills `batch` (rows >= micro_batch_size, s = sequence_length) with the next microbatch. Where the model's
      * variable_seq_lengths is set it may fill fewer positions and say so in batch->s, the same on all stages and tensor
@@ -326,6 +451,11 @@ typedef struct loom_data_loader {
     /* Goes on as if `consumed` samples had been handed out. */
     loom_status (*seek)(void *context, int64_t consumed);
     void (*destroy)(void *context); /* may be NULL */
+    /* The sizes of the step that the next microbatch begins; NULL: each has `microbatches`. */
+    loom_status (*step)(void *context, loom_data_step *step);
+    /* What is being read, for messages: "sample 7, corpus.bin, byte 4096"; cut off at `bytes`. May be NULL. Unlike the
+     * others it may be called by another thread while `next` runs. */
+    void (*locate)(void *context, char *text, size_t bytes);
 } loom_data_loader;
 
 typedef struct loom_data_loader_config {
@@ -336,13 +466,30 @@ typedef struct loom_data_loader_config {
     bool drop_last;                        /* end with the last whole global batch */
     bool pad_samples_to_global_batch_size; /* with drop_last false: the last global batch is filled up */
     bool cycle;                            /* begin again at the end: an epoch is all that one pass hands out */
+    int64_t seed;                          /* of a shuffled sampler */
+    int64_t rampup_batch_size[3];          /* as in loom_data_step_config; needs drop_last */
+    bool decrease_batch_size_if_needed;
 } loom_data_loader_config;
 
-/* Sizes 1, rank 0 of 1, nothing consumed, drop_last, no padding, no cycle. */
+/* Sizes 1, rank 0 of 1, nothing consumed, drop_last, no padding, no cycle, seed 0, no ramp-up. */
 LOOM_API loom_data_loader_config loom_data_loader_config_default(void);
-/* dataset is borrowed until the loader is destroyed; a sampler too. */
+/* dataset is borrowed until the loader is destroyed; a sampler too. Where a step begins, `consumed` samples are all
+ * that decides what comes: a loader made there, or sent there by seek, goes on as one that was never stopped. An epoch
+ * has the whole global batches (of the size after any ramp-up) of the dataset; the step of a ramp-up that does not fit
+ * into what is left of one goes on with the next, or, without cycle, is not begun. */
 LOOM_API loom_status loom_data_loader_create(
     const loom_dataset *dataset, const loom_data_loader_config *config, loom_data_loader *loader);
+typedef struct loom_data_prefetch_config {
+    int64_t depth;  /* microbatches read ahead, at least 1 */
+    double timeout; /* seconds that `next`, `seek` and `destroy` wait for the reader; 0 = for ever */
+    int64_t rank;   /* named in messages; -1 = not */
+} loom_data_prefetch_config;
+/* A loader whose microbatches are read by a thread of its own, `depth` of them ahead, in the same order and with the
+ * same consumed samples as without. On success it owns `inner`, whose functions are called by that thread. An error of
+ * inner comes out of the `next` that would have got the microbatch. LOOM_ERR_TIMEOUT: the reader gave nothing within
+ * the timeout; the message says what it is reading. */
+LOOM_API loom_status loom_data_loader_prefetch(
+    const loom_data_loader *inner, const loom_data_prefetch_config *config, loom_data_loader *loader);
 /* Calls destroy and clears the struct; NULL and a cleared struct are accepted. */
 LOOM_API void loom_data_loader_destroy(loom_data_loader *loader);
 

@@ -225,7 +225,14 @@ typedef struct loom_dataloader {
     int64_t micro_batch_size;
     int64_t global_batch_size; /* 0 = micro_batch_size * data-parallel size */
     int64_t consumed_samples;
-    bool cycle; /* begin again at the end */
+    bool cycle;                              /* begin again at the end */
+    const struct loom_data_sampler *sampler; /* borrowed; NULL = the strategy's, or else single */
+    int64_t seed;                            /* of a shuffled sampler */
+    int64_t rampup_batch_size[3];            /* start, increment, samples; all 0 = none. Of a training loader alone */
+    bool decrease_batch_size_if_needed;
+    /* The sampler's callback sets loom_step.stop in the step whose size ramp-up has just changed. */
+    bool stop_when_batch_size_changes;
+    int64_t prefetch_factor; /* microbatches read ahead by a thread of their own; 0 = none */
 } loom_dataloader;
 
 /* What the user iterates over: microbatches of one loader, or of several in "max_size_cycle" mode (it ends with the
@@ -250,7 +257,8 @@ typedef struct loom_batches_state {
     int64_t loader_index;
     const loom_batch *last;
     int64_t consumed_samples;
-    int64_t micro_batch_size, seq_length, num_microbatches; /* as the loader knows them; 0 = unknown */
+    int64_t micro_batch_size, seq_length; /* as the loader knows them; 0 = unknown */
+    int64_t num_microbatches;             /* the same, of the step that the next microbatch begins */
 } loom_batches_state;
 LOOM_API loom_batches_state loom_batches_get_state(const loom_batches *batches);
 /* Begins anew: fetched 0, not done, from the loader's first sample. */

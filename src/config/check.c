@@ -309,12 +309,22 @@ static int64_t check_layout(const loom_run_config *config, int64_t world_size, l
     return status == LOOM_OK ? loom_layout_data_parallel_size(&layout) : 0;
 }
 
-static void check_batch(const loom_data_config *data, int64_t data_parallel, loom__faults *faults) {
+static void check_batch(const loom_run_config *config, int64_t data_parallel, loom__faults *faults) {
+    const loom_data_config *data = &config->data;
     int64_t micro = data->micro_batch_size, global = data->global_batch_size;
     if (micro < 1 || global < 1 || data_parallel < 1 || micro > INT64_MAX / data_parallel)
         return;
     int64_t unit = micro * data_parallel;
-    if (global % unit == 0)
+    if (data->rampup_batch_size[0] != 0) {
+        const loom_data_step_config sizes = {global, micro, data_parallel,
+            {data->rampup_batch_size[0], data->rampup_batch_size[1], data->rampup_batch_size[2]},
+            data->decrease_batch_size_if_needed};
+        loom_status status = loom_data_step_check(&sizes);
+        if (status)
+            loom__faults_add(faults, status, "data.rampup_batch_size: %s", loom_error_message());
+        return;
+    }
+    if (global % unit == 0 || (data->decrease_batch_size_if_needed && global > unit))
         return;
     int64_t below = global / unit * unit;
     char lower[64] = "";
@@ -328,21 +338,50 @@ static void check_batch(const loom_data_config *data, int64_t data_parallel, loo
         global, unit, micro, data_parallel, data_parallel == 1 ? "" : "s", lower, below + unit);
 }
 
+static void check_one_file(const char *field, int64_t count, loom__faults *faults) {
+    if (count > 1)
+        loom__faults_add(
+            faults, LOOM_ERR_CONFIG, "%s: found %" PRId64 " files, expected one for data.kind fixed", field, count);
+}
+
+static bool is_weighted(const loom_data_path *paths, int64_t count) {
+    return count > 1 && paths[0].weight > 0;
+}
+
+static void check_paths(const loom_run_config *config, loom__faults *faults) {
+    const loom_data_config *data = &config->data;
+    bool fixed = strcmp(data->kind, "fixed") == 0, mock = strcmp(data->kind, "mock") == 0,
+         finetune = strcmp(data->kind, "finetune") == 0;
+    if (data->pack_sequences && !finetune)
+        loom__faults_add(
+            faults, LOOM_ERR_CONFIG, "data.pack_sequences: only data.kind finetune packs, found %s", data->kind);
+    if (mock)
+        return;
+    if (data->path_count == 0 && data->train_path_count == 0)
+        missing(faults, "data.path", "a prefix, or weights and prefixes in turn");
+    if (fixed) {
+        check_one_file("data.path", data->path_count, faults);
+        check_one_file("data.train_path", data->train_path_count, faults);
+        check_one_file("data.valid_path", data->valid_path_count, faults);
+    }
+    if (finetune &&
+        (is_weighted(data->path, data->path_count) || is_weighted(data->train_path, data->train_path_count) ||
+            is_weighted(data->valid_path, data->valid_path_count)))
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "data.path: data.kind finetune takes files without weights");
+    /* What is not in files of its own is a share of the common ones; files that are read whole have none. */
+    bool read_whole = fixed || finetune;
+    if (config->validation.every > 0 && data->valid_path_count == 0 && (read_whole || data->path_count == 0))
+        missing(faults, "data.valid_path",
+            read_whole ? "a file to validate with, since validation.every is set"
+                       : "a prefix to validate with, since data.path is not given");
+}
+
 static void check_data(const loom_run_config *config, loom__faults *faults) {
     const loom_data_config *data = &config->data;
-    bool from_files = data->kind && (strcmp(data->kind, "gpt") == 0 || strcmp(data->kind, "fixed") == 0);
-    if (from_files && data->path_count == 0)
-        missing(faults, "data.path", "a prefix, or weights and prefixes in turn");
-    if (from_files && strcmp(data->kind, "fixed") == 0 && data->path_count > 1)
-        loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "data.path: found %" PRId64 " files, expected one for data.kind fixed", data->path_count);
-    if (from_files && strcmp(data->kind, "gpt") == 0 && data->path_count > 1)
-        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
-            "not supported yet: data.path with %" PRId64 " datasets (blending); give one prefix", data->path_count);
-    if (config->validation.every > 0 && data->kind && strcmp(data->kind, "gpt") != 0)
-        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
-            "not supported yet: validation.every=%" PRId64 " with data.kind %s; only 0 works", config->validation.every,
-            data->kind);
+    if (data->kind)
+        check_paths(config, faults);
+    if (data->rampup_batch_size[0] != 0 && data->global_batch_size == 0)
+        missing(faults, "data.global_batch_size", "the size that data.rampup_batch_size grows to");
     const struct {
         const char *name;
         bool given;
@@ -372,7 +411,7 @@ loom_status loom_run_config_check(const loom_run_config *config, int64_t world_s
         check_optimizer(&config->optim, &faults);
         check_schedule(&config->lr, config->steps, &faults);
         int64_t data_parallel = world_size > 0 ? check_layout(config, world_size, &faults) : 0;
-        check_batch(&config->data, data_parallel, &faults);
+        check_batch(config, data_parallel, &faults);
         loom__check_pipeline(config, data_parallel, &faults);
     }
     return loom__faults_end(&faults);

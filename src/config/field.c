@@ -178,8 +178,10 @@ static void write_paths(const loom_data_path *paths, int64_t count, FILE *to) {
     }
     for (int64_t i = 0; i < count; i++) {
         fputs(i ? ", " : "[", to);
-        write_real(paths[i].weight, to);
-        fputs(", ", to);
+        if (paths[i].weight != 0) {
+            write_real(paths[i].weight, to);
+            fputs(", ", to);
+        }
         write_string(paths[i].prefix, to);
     }
     fputc(']', to);
@@ -319,7 +321,7 @@ static void write_expected(const loom__field *field, FILE *to) {
         fprintf(to, "a list of at most %d integers >= 1", field->capacity);
         break;
     case LOOM__FIELD_PATHS:
-        fputs("a prefix, or a list of weights > 0 and prefixes in turn", to);
+        fputs("a prefix, a list of prefixes, or of weights > 0 and prefixes in turn", to);
         break;
     case LOOM__FIELD_OBJECT:
         fputs("nothing: it is an object that only code can set", to);

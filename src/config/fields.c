@@ -27,6 +27,11 @@
         .path = (name), .kind = LOOM__FIELD_INTS, .offset = AT(member), .preset = "null", .nullable = true, .low = 1,  \
         .capacity = (size), __VA_ARGS__                                                                                \
     }
+#define PATHS(name, ...)                                                                                               \
+    {                                                                                                                  \
+        .path = "data." #name, .kind = LOOM__FIELD_PATHS, .offset = AT(data.name),                                     \
+        .count_offset = AT(data.name##_count), .preset = "null", .nullable = true, __VA_ARGS__                         \
+    }
 #define OBJECT(name, member, ...)                                                                                      \
     {                                                                                                                  \
         .path = (name), .kind = LOOM__FIELD_OBJECT, .offset = AT(member), .preset = "null", .nullable = true,          \
@@ -87,10 +92,9 @@ static const loom__choice precisions[] = {{.name = "32"}, {.name = "fp32", .mean
     {.name = "16", .means = "16-mixed", .not_built = "mixed precision"},
     {.name = "fp16", .means = "16-mixed", .not_built = "mixed precision"}};
 
-static const loom__choice data_kinds[] = {
-    {.name = "gpt"}, {.name = "fixed"}, {.name = "mock"}, {.name = "finetune", .not_built = "fine-tuning datasets"}};
-static const loom__choice samplers[] = {{.name = "single"}, {.name = "cyclic", .not_built = "the sampler"},
-    {.name = "batch", .not_built = "the sampler"}, {.name = "random_batch", .not_built = "the sampler"}};
+static const loom__choice data_kinds[] = {{.name = "gpt"}, {.name = "fixed"}, {.name = "mock"}, {.name = "finetune"}};
+static const loom__choice samplers[] = {
+    {.name = "single"}, {.name = "cyclic"}, {.name = "batch"}, {.name = "random_batch"}};
 
 static const loom__choice optimizers[] = {{.name = "adam"}, {.name = "sgd"}};
 static const loom__choice moments[] = {{.name = "fp32"}, {.name = "bf16"}};
@@ -322,8 +326,7 @@ const loom__field loom__fields[] = {
     EXPAND(CHOICE, STRATEGY(start_method), "popen", starts, DOC("how ranks are started; thread ranks need no start")),
     EXPAND(BOOL, STRATEGY(no_ddp_communication_hook), "true",
         DOC("only ddp pytorch has such a hook, and it is off there until code sets it")),
-    EXPAND(BOOL, STRATEGY(output_data_idx), "false", NONE_YET("batch indices from the loader"),
-        DOC("items are (batch, batch index, loader index)")),
+    EXPAND(BOOL, STRATEGY(output_data_idx), "false", DOC("batches carry their batch index and loader index")),
     EXPAND(CHOICE, STRATEGY(pipeline_dtype), "null", wires, NULLABLE,
         DOC("of activations and gradients between stages: fp32, bf16, fp16; null: fp32")),
     EXPAND(BOOL, STRATEGY(init_model_parallel), "true", NONE_YET("models that are set up by hand"),
@@ -367,25 +370,34 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, PRECISION(fp8_param_gather), "false", NONE_YET("fp8"), DOC("gather parameters in fp8")),
 
     EXPAND(CHOICE, DATA(kind), "gpt", data_kinds,
-        DOC("gpt, fixed (replay batches of a safetensors file), finetune, mock")),
-    {.path = "data.path",
-        .kind = LOOM__FIELD_PATHS,
-        .offset = AT(data.path),
-        .count_offset = AT(data.path_count),
-        .preset = "null",
-        .nullable = true,
-        .doc = "a prefix, or weights and prefixes in turn: [0.7, books, 0.3, web]"},
+        DOC("gpt, fixed (replay batches of a safetensors file), finetune (JSON lines of input and output or of "
+            "messages), "
+            "mock")),
+    PATHS(path, DOC("a prefix, a list of prefixes, or weights and prefixes in turn: [0.7, books, 0.3, web]")),
+    PATHS(train_path, DOC("the same for training alone, all of it: data.split is not used then")),
+    PATHS(valid_path, DOC("the same for validation alone, all of it")),
     EXPAND(STRING, DATA(split), "969,30,1", DOC("shares of training, validation and test documents")),
     EXPAND(STRING, DATA(tokenizer), "byte",
         DOC("byte: 256 bytes and an end of document; or the path of a tokenizer.json or of its directory")),
-    EXPAND(BOOL, DATA(reset_position_ids), "false", DOC("positions count anew behind each end of document")),
-    EXPAND(BOOL, DATA(reset_attention_mask), "false", DOC("attention does not look behind an end of document")),
-    EXPAND(BOOL, DATA(eod_mask_loss), "false", DOC("what an end of document predicts does not count")),
     EXPAND(INT, DATA(micro_batch_size), "1", FROM(1), DOC("samples a rank takes at once")),
     EXPAND(INT, DATA(global_batch_size), "null", NULLABLE, FROM(1),
         DOC("samples a step; null: micro_batch_size data-parallel ranks, or the fixed file's")),
-    EXPAND(INTS, DATA(rampup_batch_size), 3, NONE_YET("batch-size ramp-up"), DOC("[start, increment, samples]")),
-    EXPAND(CHOICE, DATA(dataloader_type), "single", samplers, DOC("order of samples")),
+    EXPAND(INTS, DATA(rampup_batch_size), 3,
+        DOC("[start, increment, samples]: the global batch grows from start to global_batch_size")),
+    EXPAND(BOOL, DATA(decrease_batch_size_if_needed), "false", DOC("round batch sizes that do not divide down")),
+    EXPAND(BOOL, DATA(stop_when_batch_size_changes), "false", DOC("end the run where ramp-up has changed the batch")),
+    EXPAND(CHOICE, DATA(dataloader_type), "single", samplers,
+        DOC("order of samples: single and batch as they are, cyclic and random_batch shuffled in each epoch")),
+    EXPAND(
+        INT, DATA(max_epochs), "null", NULLABLE, FROM(1), DOC("epochs of a corpus; a run that needs more is refused")),
+    EXPAND(BOOL, DATA(reset_position_ids), "false", DOC("positions count from the beginning of each document")),
+    EXPAND(BOOL, DATA(reset_attention_mask), "false", DOC("attention stops at the end of a document")),
+    EXPAND(BOOL, DATA(eod_mask_loss), "false", DOC("no loss where the token is an end of document")),
+    EXPAND(BOOL, DATA(pack_sequences), "false", DOC("of kind finetune: several samples in a sequence, kept apart")),
+    EXPAND(STRING, DATA(index_mapping_dir), "null", NULLABLE,
+        DOC("folder where the orders of documents and samples are kept; null: built anew in memory")),
+    EXPAND(INT, DATA(prefetch_factor), "2", FROM(0), .high = 4096,
+        DOC("microbatches read ahead in the background; 0: read when they are needed")),
 
     EXPAND(CHOICE, OPTIM(optimizer), "adam", optimizers, DOC("adam, sgd")),
     EXPAND(REAL, OPTIM(lr), "1.0e-3", ABOVE(0), DOC("highest learning rate")),

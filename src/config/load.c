@@ -137,39 +137,48 @@ static const char *own_string(loader *load, const char *text) {
     return copy;
 }
 
+/* Weights stand before prefixes where any entry in a weight's place is a number. */
+static bool has_weights(const loader *load, const loom__yaml_node *list) {
+    double weight;
+    for (int64_t i = 0; list->count % 2 == 0 && i < list->count; i += 2)
+        if (loom__yaml_is_real(loom__yaml_at(load->yaml, list->items[i]), &weight))
+            return true;
+    return false;
+}
+
+static bool read_path(
+    loader *load, const loom__yaml_node *weight, const loom__yaml_node *prefix, loom_data_path *path) {
+    if (prefix->kind != LOOM__YAML_SCALAR || !*prefix->text)
+        return false;
+    if (weight && !(loom__yaml_is_real(weight, &path->weight) && path->weight > 0 && path->weight < 1e300))
+        return false;
+    path->prefix = own_string(load, prefix->text);
+    return true;
+}
+
 static bool apply_paths(loader *load, const loom__field *field, const loom__yaml_node *node) {
-    loom_data_config *data = &load->owner->config.data;
     if (loom__yaml_is_null(node))
         return loom__field_set(field, load->yaml, node, &load->owner->config);
     bool single = node->kind == LOOM__YAML_SCALAR;
-    bool weighted = !single && node->count > 1;
-    if (node->kind == LOOM__YAML_MAPPING || (!single && node->count == 0) || (weighted && node->count % 2 != 0))
+    if (node->kind == LOOM__YAML_MAPPING || (!single && node->count == 0))
         return false;
-    int64_t count = weighted ? node->count / 2 : 1;
-    loom_data_path *paths = calloc((size_t)count, sizeof *paths);
+    bool weighted = !single && has_weights(load, node);
+    int64_t count = single ? 1 : weighted ? node->count / 2 : node->count;
+    loom_data_path *paths = loom__config_owner_keep(load->owner, calloc((size_t)count, sizeof *paths));
     if (!paths) {
         load->status = loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", load->name);
         return true;
     }
-    bool legal = true;
-    for (int64_t i = 0; legal && i < count; i++) {
-        const loom__yaml_node *prefix =
-            single ? node : loom__yaml_at(load->yaml, node->items[weighted ? 2 * i + 1 : 0]);
-        paths[i].weight = 1;
-        legal = prefix->kind == LOOM__YAML_SCALAR && *prefix->text &&
-                (!weighted || (loom__yaml_is_real(loom__yaml_at(load->yaml, node->items[2 * i]), &paths[i].weight) &&
-                                  paths[i].weight > 0 && paths[i].weight < 1e300));
-        if (legal)
-            paths[i].prefix = own_string(load, prefix->text);
+    for (int64_t i = 0; i < count; i++) {
+        const loom__yaml_node *weight = weighted ? loom__yaml_at(load->yaml, node->items[2 * i]) : NULL;
+        int64_t place = weighted ? 2 * i + 1 : i;
+        paths[i].weight = count == 1 ? 1 : 0;
+        if (!read_path(load, weight, single ? node : loom__yaml_at(load->yaml, node->items[place]), &paths[i]))
+            return false;
     }
-    if (!legal) {
-        free(paths);
-        return false;
-    }
-    free(load->owner->paths);
-    load->owner->paths = paths;
-    data->path = paths;
-    data->path_count = count;
+    loom_run_config *config = &load->owner->config;
+    memcpy((char *)config + field->offset, &paths, sizeof paths);
+    memcpy((char *)config + field->count_offset, &count, sizeof count);
     return true;
 }
 

@@ -80,7 +80,8 @@ static void check_ramp_up(const step *s, const int64_t ramp[3], int64_t global, 
     }
     for (int64_t i = 0; i < asked; i++) {
         int64_t size = ramp[0] + i * ramp[1];
-        loom_status status = check_size(s, size);
+        /* One that is no whole number of microbatches is refused where batches are checked. */
+        loom_status status = size < s->micro * s->data_parallel ? LOOM_OK : check_size(s, size);
         if (status == LOOM_OK)
             continue;
         loom__faults_add(faults, status,
@@ -103,7 +104,7 @@ static void check_microbatches(
     if (global == 0)
         global = micro * data_parallel;
     /* A batch that is no whole number of microbatches is refused where batches are checked. */
-    if (global % (micro * data_parallel) != 0)
+    if (global % (micro * data_parallel) != 0 && !data->decrease_batch_size_if_needed)
         return;
     const step s = {.schedule = {.stages = config->strategy.pipeline_model_parallel_size,
                         .chunks = chunks,

@@ -2,13 +2,15 @@
  * straight into the caller's row; labels are the same tokens one further. get writes nothing but the row, so any number
  * of threads may call it. */
 #include "data/gpt.h"
+#include "data/blend.h"
 #include "data/dataset.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 typedef struct gpt {
     const loom_indexed *indexed;
-    loom_gpt_dataset_config config; /* split is not kept */
+    loom_gpt_dataset_config config; /* without its texts */
     int64_t pad;                    /* the token that marks padding; negative where no token does */
     loom__gpt_indices indices;
 } gpt;
@@ -22,10 +24,6 @@ loom_gpt_dataset_config loom_gpt_dataset_config_default(void) {
         .drop_last_partial_validation_sequence = true,
         .eod = -1,
         .pad = -1};
-}
-
-static int64_t sequence_length(const void *context, int64_t sequence) {
-    return loom_indexed_length(context, sequence);
 }
 
 const loom__gpt_indices *loom__gpt_dataset_indices(const loom_dataset *dataset) {
@@ -108,6 +106,21 @@ static loom_status gpt_get(void *context, int64_t index, const loom_sample_row *
     return LOOM_OK;
 }
 
+static void gpt_locate(void *context, int64_t index, char *text, size_t bytes) {
+    const gpt *set = context;
+    if (bytes == 0)
+        return;
+    *text = '\0';
+    if (set->indices.samples == 0 || index >= set->indices.samples)
+        return;
+    loom__gpt_cut from = set->indices.sample_index[set->indices.shuffle_index[index < 0 ? 0 : index]];
+    int64_t sequence = set->indices.document_index[from.place];
+    int64_t byte = loom_indexed_pointer(set->indexed, sequence) +
+                   from.offset * (int64_t)loom_dtype_size(loom_indexed_dtype(set->indexed));
+    snprintf(text, bytes, "%s.bin, byte %lld (sequence %lld)", loom_indexed_prefix(set->indexed), (long long)byte,
+        (long long)sequence);
+}
+
 /* ---- Creation ---- */
 
 static void gpt_destroy(void *context) {
@@ -127,6 +140,9 @@ static loom_status check_config(const loom_indexed *indexed, const loom_gpt_data
     if (config->samples < -1)
         return loom_fail(LOOM_ERR_CONFIG, "number of samples is %lld, expected at least 0, or -1 for one epoch",
             (long long)config->samples);
+    if (config->max_epochs < 0)
+        return loom_fail(LOOM_ERR_CONFIG, "max_epochs is %lld, expected at least 1, or 0 for no limit",
+            (long long)config->max_epochs);
     if (!config->split || config->which < LOOM_SPLIT_TRAIN || config->which >= LOOM_SPLIT_COUNT)
         return loom_fail(LOOM_ERR_CONFIG, "the split or which part of it is not given");
     bool needs_eod = config->reset_position_ids || config->reset_attention_mask || config->eod_mask_loss;
@@ -138,6 +154,34 @@ static loom_status check_config(const loom_indexed *indexed, const loom_gpt_data
         return loom_fail(LOOM_ERR_CONFIG, "%s: dtype is %s, expected an integer type for tokens",
             loom_indexed_prefix(indexed), loom_dtype_name(dtype));
     return LOOM_OK;
+}
+
+static loom_status make_indices(
+    const loom_indexed *indexed, const loom_gpt_dataset_config *config, int64_t first, int64_t end, gpt *set) {
+    loom__gpt_key key = {.first = first,
+        .end = end,
+        .sequence_length = config->sequence_length,
+        .seed = config->seed,
+        .samples = config->samples,
+        .extra = config->add_extra_token_to_sequence,
+        .keep_partial = config->which == LOOM_SPLIT_VALID && !config->drop_last_partial_validation_sequence};
+    size_t count = (size_t)(end - first);
+    int32_t *lengths = loom__gpt_large(count * sizeof *lengths);
+    if (!lengths)
+        return loom_fail(LOOM_ERR_MEMORY, "no memory for the lengths of %zu documents", count);
+    for (size_t i = 0; i < count; i++)
+        lengths[i] = (int32_t)loom_indexed_length(indexed, first + (int64_t)i);
+    loom_status status;
+    if (config->index_mapping_dir) {
+        key.lengths_hash = loom__gpt_hash(lengths, count * sizeof *lengths);
+        status = loom__gpt_indices_cached(config->index_mapping_dir, &key, lengths, config->max_epochs, &set->indices);
+    } else {
+        status = loom__gpt_indices_build(&key, lengths, config->max_epochs, &set->indices);
+    }
+    free(lengths);
+    return status ? loom_fail_context(status, "%s, %s part of '%s': ", loom_indexed_prefix(indexed),
+                        loom__split_name(config->which), config->split)
+                  : LOOM_OK;
 }
 
 loom_status loom_gpt_dataset_create(
@@ -156,18 +200,35 @@ loom_status loom_gpt_dataset_create(
         return loom_fail(LOOM_ERR_MEMORY, "%s: no memory for a dataset", loom_indexed_prefix(indexed));
     set->indexed = indexed;
     set->config = *config;
-    set->config.split = NULL;
+    set->config.split = set->config.index_mapping_dir = NULL;
     set->pad = config->pad == config->eod || config->pad < 0 ? -1 : config->pad;
-    loom_status status = loom__gpt_indices_build(config, first, end, sequence_length, indexed, &set->indices);
+    loom_status status = make_indices(indexed, config, first, end, set);
     if (status != LOOM_OK) {
         gpt_destroy(set);
-        return loom_fail_context(status, "%s: ", loom_indexed_prefix(indexed));
+        return status;
     }
     *dataset = (loom_dataset){.context = set,
         .length = set->indices.samples,
         .sequence_length = config->sequence_length,
         .document_boundaries = config->reset_attention_mask,
         .get = gpt_get,
+        .locate = gpt_locate,
         .destroy = gpt_destroy};
+    return LOOM_OK;
+}
+
+loom_status loom_gpt_dataset_get_order(const loom_dataset *dataset, loom_gpt_dataset_order *order) {
+    const loom_dataset *inner = loom__gpt_blend_inner(dataset);
+    if (inner->get != gpt_get)
+        return loom_fail(LOOM_ERR_ARGUMENT, "this dataset is no GPT dataset of one part: it has no order of its own");
+    const loom__gpt_indices *indices = loom__gpt_dataset_indices(inner);
+    *order = (loom_gpt_dataset_order){.first = indices->first,
+        .end = indices->end,
+        .epochs = indices->epochs,
+        .documents = indices->documents,
+        .document_index = indices->document_index,
+        .samples = indices->samples,
+        .sample_index = &indices->sample_index->place,
+        .shuffle_index = indices->shuffle_index};
     return LOOM_OK;
 }

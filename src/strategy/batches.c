@@ -47,7 +47,11 @@ static loom_status cut_for_rank(
     const loom_fabric *fabric, const loom_dataloader *description, loom_data_loader *loader) {
     loom_data_loader_config config = loom_data_loader_config_default();
     loom_comm *dp = fabric->groups[LOOM_GROUP_DP];
-    config.sampler = fabric->sampler;
+    config.sampler = description->sampler ? description->sampler : fabric->sampler;
+    config.seed = description->seed;
+    config.decrease_batch_size_if_needed = description->decrease_batch_size_if_needed;
+    if (description->mode == LOOM_TRAINING)
+        memcpy(config.rampup_batch_size, description->rampup_batch_size, sizeof config.rampup_batch_size);
     config.micro_batch_size = description->micro_batch_size;
     config.data_parallel_rank = loom_comm_rank(dp);
     config.data_parallel_size = loom_comm_size(dp);
@@ -60,7 +64,30 @@ static loom_status cut_for_rank(
         config.drop_last = false;
         config.pad_samples_to_global_batch_size = true;
     }
-    return loom_data_loader_create(description->dataset, &config, loader);
+    loom_data_loader plain;
+    LOOM_TRY(loom_data_loader_create(description->dataset, &config, &plain));
+    const loom_data_prefetch_config ahead = {
+        description->prefetch_factor, fabric->config.timeout, loom_rank_index(fabric->rank)};
+    loom_status status = LOOM_OK;
+    if (ahead.depth > 0)
+        status = loom_data_loader_prefetch(&plain, &ahead, loader);
+    else
+        *loader = plain;
+    if (status)
+        loom_data_loader_destroy(&plain);
+    return status;
+}
+
+/* The sizes of a step follow from the consumed samples of one loader. */
+static loom_status check_descriptions(const loom_dataloader *loaders, int64_t count) {
+    if (count < 1)
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "setup_dataloader: found %lld loaders, expected at least 1", (long long)count);
+    for (int64_t i = 0; count > 1 && i < count; i++)
+        if (loaders[i].rampup_batch_size[2] != 0)
+            return loom_fail(LOOM_ERR_UNSUPPORTED,
+                "not supported yet: rampup_batch_size with %lld data loaders, one alone works", (long long)count);
+    return LOOM_OK;
 }
 
 /* A step has one size, whichever loader its microbatches come from. */
@@ -79,11 +106,11 @@ loom_status loom_fabric_setup_dataloaders(
     loom_fabric *fabric, const loom_dataloader *loaders, int64_t count, loom_batches **out) {
     if (!fabric->launched)
         return loom_fail(LOOM_ERR_STATE, "setup_dataloader: the fabric has not been launched");
-    if (count < 1)
-        return loom_fail(
-            LOOM_ERR_ARGUMENT, "setup_dataloader: found %lld loaders, expected at least 1", (long long)count);
+    LOOM_TRY(check_descriptions(loaders, count));
     loom_batches *batches;
     LOOM_TRY(create_empty(count, &batches));
+    batches->output_data_idx = fabric->config.output_data_idx;
+    batches->stop_when_size_changes = loaders[0].stop_when_batch_size_changes;
     loom_status status = LOOM_OK;
     for (int64_t i = 0; !status && i < count; i++) {
         loom_data_loader loader;
@@ -114,6 +141,7 @@ loom_status loom_fabric_setup_loader(loom_fabric *fabric, const loom_data_loader
         return loom_fail(LOOM_ERR_ARGUMENT, "a data loader needs its function next");
     loom_batches *batches;
     LOOM_TRY(create_empty(1, &batches));
+    batches->output_data_idx = fabric->config.output_data_idx;
     loom_status status = add_source(batches, loader);
     if (status) {
         batches->source_count = 0; /* the loader stays the caller's */
@@ -184,12 +212,18 @@ loom_status loom_batches_next(loom_batches *batches, const loom_batch **batch) {
     batches->last_batch = batches->fetched / batches->source_count;
     batches->fetched++;
     batches->done = batches->length >= 0 && batches->fetched >= batches->length;
+    batches->buffers[index]->batch_index = batches->output_data_idx ? batches->last_batch : -1;
+    batches->buffers[index]->loader_index = batches->output_data_idx ? index : -1;
     *batch = batches->buffers[index];
     return LOOM_OK;
 }
 
 loom_batches_state loom_batches_get_state(const loom_batches *batches) {
     const loom_data_loader *loader = &batches->sources[0].loader;
+    loom_data_step step = {.microbatches = loader->microbatches};
+    /* A step that has no sizes is refused when its first microbatch is read. */
+    if (loader->step && loader->step(loader->context, &step) != LOOM_OK)
+        loom_error_clear();
     int64_t consumed = 0;
     for (int64_t i = 0; i < batches->source_count; i++) {
         const loom__source *source = &batches->sources[i];
@@ -206,7 +240,7 @@ loom_batches_state loom_batches_get_state(const loom_batches *batches) {
         .consumed_samples = consumed,
         .micro_batch_size = loader->micro_batch_size,
         .seq_length = loader->sequence_length,
-        .num_microbatches = loader->microbatches,
+        .num_microbatches = step.microbatches,
     };
 }
 
@@ -218,7 +252,7 @@ loom_status loom_batches_reset(loom_batches *batches) {
         LOOM_TRY(loader->seek(loader->context, batches->sources[i].start));
         batches->sources[i].before = 0;
     }
-    batches->fetched = 0;
+    batches->fetched = batches->last_microbatches = 0;
     batches->last_loader = batches->last_batch = -1;
     batches->done = batches->length == 0;
     return LOOM_OK;

@@ -142,8 +142,23 @@ static loom_status sampler_step_start(void *context, loom_step *step) {
     return LOOM_OK;
 }
 
+/* Where ramp-up has just changed the size of a step the loop may want to validate and save. The first step after a
+ * resume has none before it, so it does not stop the loop again. */
+static loom_status sampler_microbatches_start(void *context, loom_step *step) {
+    (void)context;
+    loom_batches *batches = step->batches;
+    if (step->mode != LOOM_TRAINING)
+        return LOOM_OK;
+    if (batches->stop_when_size_changes && batches->last_microbatches > 0 &&
+        batches->last_microbatches != step->num_microbatches)
+        step->stop = true;
+    batches->last_microbatches = step->num_microbatches;
+    return LOOM_OK;
+}
+
 static loom_status register_sampler(loom_fabric *fabric) {
-    loom_callback callback = {.event = {[LOOM_EVENT_STEP_START] = sampler_step_start}};
+    loom_callback callback = {.event = {[LOOM_EVENT_STEP_START] = sampler_step_start,
+                                  [LOOM_EVENT_MICROBATCHES_START] = sampler_microbatches_start}};
     return loom_callbacks_add(fabric->callbacks, &callback);
 }
 

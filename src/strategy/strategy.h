@@ -79,6 +79,9 @@ struct loom_batches {
     int64_t fetched, length;
     bool done;
     int64_t last_loader, last_batch;
+    bool output_data_idx;
+    bool stop_when_size_changes;
+    int64_t last_microbatches; /* of the last training step; 0 = there was none */
 };
 
 /* A copy of the filled rows; loom_batch_destroy. */

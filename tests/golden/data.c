@@ -5,6 +5,7 @@
 #include "data/mt19937.h"
 #include "support/golden.h"
 
+#include <megaloom/config.h>
 #include <megaloom/data.h>
 #include <megaloom/safetensors.h>
 #include <setjmp.h>
@@ -374,7 +375,9 @@ static void splits_equal_megatrons(void **state) {
 
 static void check_batches(
     const loom_data_sampler *sampler, loom_data_sampler_config *config, const json_t *ranks, const char *id) {
-    int64_t *samples = calloc((size_t)config->micro_batch_size, sizeof *samples);
+    int64_t rows =
+        sampler->global_batches ? config->global_batch_size / config->data_parallel_size : config->micro_batch_size;
+    int64_t *samples = calloc((size_t)rows, sizeof *samples);
     for (int64_t rank = 0; rank < size_of(ranks); rank++) {
         const json_t *batches = json_array_get(ranks, (size_t)rank);
         config->data_parallel_rank = rank;
@@ -394,15 +397,8 @@ static void check_batches(
 }
 
 static void run_sampler(const json_t *entry, const char *id) {
-    const char *kind = golden_string(entry, "kind", "");
     const loom_data_sampler *sampler;
-    if (strcmp(kind, "single") != 0) {
-        expect(loom_data_sampler_find(kind, &sampler) == LOOM_ERR_UNSUPPORTED);
-        expect(strncmp(loom_error_message(), "not supported yet: ", 19) == 0);
-        left_out++;
-        return;
-    }
-    assert_ok(loom_data_sampler_find(kind, &sampler));
+    assert_ok(loom_data_sampler_find(golden_string(entry, "kind", ""), &sampler));
     loom_data_sampler_config config = {.total_samples = golden_int(entry, "total", 0),
         .consumed_samples = golden_int(entry, "consumed", 0),
         .micro_batch_size = golden_int(entry, "mbs", 0),
@@ -410,7 +406,12 @@ static void run_sampler(const json_t *entry, const char *id) {
         .data_parallel_rank = golden_int(entry, "rank", 0),
         .data_parallel_size = golden_int(entry, "dp", 0),
         .drop_last = golden_int(entry, "drop_last", 0) != 0,
-        .pad_samples_to_global_batch_size = golden_int(entry, "pad", 0) != 0};
+        .pad_samples_to_global_batch_size = golden_int(entry, "pad", 0) != 0,
+        .seed = golden_int(entry, "seed", 0)};
+    /* In a ramp-up the reference leaves the size to the calculator, and does not check it. */
+    if (json_is_array(json_object_get(entry, "rampup")) && !sampler->global_batches &&
+        !config.pad_samples_to_global_batch_size)
+        config.global_batch_size = 0;
     if (golden_int(entry, "error", 0) || golden_int(entry, "reference_wrong", 0)) {
         int64_t length;
         expect(sampler->length(sampler->context, &config, &length) == LOOM_ERR_CONFIG);
@@ -418,6 +419,14 @@ static void run_sampler(const json_t *entry, const char *id) {
         const json_t *ranks = json_object_get(entry, "batches");
         expect(size_of(ranks) == config.data_parallel_size);
         check_batches(sampler, &config, ranks, id);
+        if (sampler->order) { /* an order that is kept gives the same */
+            int64_t *order;
+            config.data_parallel_rank = 0;
+            assert_ok(sampler->order(sampler->context, &config, &order));
+            config.order = order;
+            check_batches(sampler, &config, ranks, id);
+            free(order);
+        }
     }
     ran++;
 }
@@ -425,6 +434,73 @@ static void run_sampler(const json_t *entry, const char *id) {
 static void samplers_equal_nemos(void **state) {
     (void)state;
     each_case("samplers.json", run_sampler);
+}
+
+/* ---- microbatches.json ---- */
+
+/* [consumed, global batch, running global batch, microbatches] */
+static void check_step(const loom_data_step_config *config, const json_t *row, const char *id) {
+    int64_t round = config->micro_batch_size * config->data_parallel_size;
+    loom_data_step step;
+    loom_status status = loom_data_step_at(config, at(row, 0), &step);
+    if (at(row, 3) < 1 || at(row, 2) % round != 0) { /* the reference was asked without its checks */
+        expect(status == LOOM_ERR_CONFIG);
+        return;
+    }
+    assert_ok(status);
+    expect(step.global_batch_size == at(row, 1));
+    expect(step.running_global_batch_size == at(row, 2));
+    expect(step.microbatches == at(row, 3));
+}
+
+/* A list that is not three numbers is refused where run files are read. */
+static void check_list_refused(const json_t *rampup, const char *id) {
+    char *list = json_dumps(rampup, 0), text[256];
+    snprintf(text, sizeof text, "data.rampup_batch_size=%s", list);
+    const char *const overrides[] = {"data.kind=mock", "data.micro_batch_size=2", "data.global_batch_size=16", text,
+        "steps=1", "model.architecture=gpt2", "model.num_layers=1", "model.hidden_size=8",
+        "model.num_attention_heads=1", "model.seq_length=8", "model.vocab_size=8"};
+    loom_run_config *config = NULL;
+    loom_status status = loom_run_config_load(NULL, overrides, sizeof overrides / sizeof *overrides, &config);
+    if (status == LOOM_OK) {
+        status = loom_run_config_check(config, 2);
+        loom_run_config_destroy(config);
+    }
+    expect(status == LOOM_ERR_CONFIG && strstr(loom_error_message(), "rampup_batch_size"));
+    free(list);
+}
+
+static void run_microbatches(const json_t *entry, const char *id) {
+    const json_t *rampup = json_object_get(entry, "rampup"), *trace = json_object_get(entry, "trace"), *row;
+    loom_data_step_config config = {.global_batch_size = golden_int(entry, "gbs", 0),
+        .micro_batch_size = golden_int(entry, "mbs", 0),
+        .data_parallel_size = golden_int(entry, "dp", 0),
+        .decrease_batch_size_if_needed = golden_int(entry, "decrease_if_needed", 0) != 0};
+    ran++;
+    if (json_is_array(rampup) && size_of(rampup) != 3) {
+        check_list_refused(rampup, id);
+        return;
+    }
+    for (int64_t i = 0; i < 3; i++)
+        config.rampup_batch_size[i] = at(rampup, i);
+    bool in_start = strcmp(golden_string(entry, "where", ""), "start") == 0;
+    expect(!in_start || loom_data_step_check(&config) == LOOM_ERR_CONFIG);
+    size_t i;
+    json_array_foreach(trace, i, row) check_step(&config, row, id);
+    json_array_foreach(json_object_get(entry, "probe"), i, row) check_step(&config, row, id);
+    bool stuck = size_of(trace) > 0 && at(json_array_get(trace, 0), 3) < 1;
+    expect((loom_data_step_check(&config) == LOOM_OK) == (!golden_int(entry, "error", 0) && !stuck));
+    /* Steps in all, counted one by one and in stretches. */
+    for (int64_t steps = 1; !stuck && steps < size_of(trace); steps++) {
+        int64_t samples;
+        assert_ok(loom_data_step_samples(&config, 0, steps, &samples));
+        expect(samples == at(json_array_get(trace, (size_t)steps), 0));
+    }
+}
+
+static void steps_have_the_sizes_of_megatrons(void **state) {
+    (void)state;
+    each_case("microbatches.json", run_microbatches);
 }
 
 /* ---- numpy_random.json ---- */
@@ -477,6 +553,29 @@ static void run_random(const json_t *entry, const char *id) {
 static void shuffles_equal_numpys(void **state) {
     (void)state;
     each_case("numpy_random.json", run_random);
+}
+
+/* ---- torch_random.json ---- */
+
+static void run_torch(const json_t *entry, const char *id) {
+    if (strcmp(golden_string(entry, "what", ""), "randperm") != 0) { /* floats: no dataset of this version draws any */
+        left_out++;
+        return;
+    }
+    int64_t n = golden_int(entry, "n", -1);
+    int64_t *values = calloc((size_t)n + 1, sizeof *values);
+    loom__torch_randperm((uint64_t)golden_int(entry, "seed", 0), n, values);
+    const json_t *wanted = json_object_get(entry, "values");
+    for (int64_t i = 0; i < size_of(wanted); i++)
+        expect(values[i] == at(wanted, i));
+    expect(checksum(values, n) == strtoull(golden_string(entry, "sum", "x"), NULL, 10));
+    free(values);
+    ran++;
+}
+
+static void permutations_equal_torchs(void **state) {
+    (void)state;
+    each_case("torch_random.json", run_torch);
 }
 
 /* ---- Real safetensors ---- */
@@ -539,7 +638,9 @@ int main(void) {
         cmocka_unit_test(a_padded_sample_masks_nothing_in_later_samples),
         cmocka_unit_test(splits_equal_megatrons),
         cmocka_unit_test(samplers_equal_nemos),
+        cmocka_unit_test(steps_have_the_sizes_of_megatrons),
         cmocka_unit_test(shuffles_equal_numpys),
+        cmocka_unit_test(permutations_equal_torchs),
         cmocka_unit_test(hugging_face_folders_and_their_tensors_open),
         cmocka_unit_test(training_tokens_replay_as_fixed_datasets),
     };

@@ -344,7 +344,8 @@ static loom_status backward_length(void *context, const loom_data_sampler_config
     return single->length(single->context, config, batches);
 }
 
-static const loom_data_sampler backward_sampler = {"backward", NULL, backward_length, backward_batch};
+static const loom_data_sampler backward_sampler = {
+    .name = "backward", .length = backward_length, .batch = backward_batch};
 
 static const loom_data_sampler *give_sampler(void *context) {
     ++*(int *)context;
@@ -616,9 +617,6 @@ static loom_status refuse(loom_rank *rank, void *argument) {
     config = defaults(1);
     config.ddp = "deepspeed";
     LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_CONFIG, "deepspeed"));
-    config = defaults(1);
-    config.output_data_idx = true;
-    LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_UNSUPPORTED, "output_data_idx"));
     config = defaults(1);
     config.parallel_devices = &something;
     LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_UNSUPPORTED, "strategy.parallel_devices"));

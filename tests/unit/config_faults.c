@@ -236,25 +236,25 @@ TEST(a_section_given_twice_is_named_with_both_lines) {
 
 TEST(a_blend_without_a_weight_is_named) {
     (void)state;
-    expect_file("data: {path: [a, b, c]}\n", LOOM_ERR_CONFIG,
-        "run.yaml:1:14: data.path: found a list, expected a prefix, or a list of weights > 0 and prefixes in turn, or "
-        "null");
+    expect_file("data: {path: [1, a, b, c]}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:14: data.path: found a list, expected a prefix, a list of prefixes, or of weights > 0 and prefixes "
+        "in turn, or null");
     expect_file("data: {path: [0, a]}\n", LOOM_ERR_CONFIG,
-        "run.yaml:1:14: data.path: found a list, expected a prefix, or a list of weights > 0 and prefixes in turn, or "
-        "null");
+        "run.yaml:1:14: data.path: found a list, expected a prefix, a list of prefixes, or of weights > 0 and prefixes "
+        "in turn, or null");
 }
 
 TEST(a_mapping_is_no_blend) {
     (void)state;
     static const char message[] =
-        "run.yaml:1:14: data.path: found a mapping, expected a prefix, or a list of weights > 0 "
+        "run.yaml:1:14: data.path: found a mapping, expected a prefix, a list of prefixes, or of weights > 0 "
         "and prefixes in turn, or null";
     expect_file("data: {path: {0.7: books, 0.3: web}}\n", LOOM_ERR_CONFIG, message);
     expect_file("data: {path: {0.7: books}}\n", LOOM_ERR_CONFIG, message);
     expect_file("data: {path: {}}\n", LOOM_ERR_CONFIG, message);
     expect_file("data: {path: []}\n", LOOM_ERR_CONFIG,
-        "run.yaml:1:14: data.path: found a list, expected a prefix, or a list of weights > 0 and prefixes in turn, or "
-        "null");
+        "run.yaml:1:14: data.path: found a list, expected a prefix, a list of prefixes, or of weights > 0 and prefixes "
+        "in turn, or null");
 }
 
 TEST(what_would_fail_in_the_run_is_named_before_it) {
@@ -269,9 +269,6 @@ TEST(what_would_fail_in_the_run_is_named_before_it) {
         "run.yaml:1:19: optim.adam_eps: found 1e-60, expected a number > 0 in fp32");
     expect_file("model: {hidden_dropout: 0.99999999}\n", LOOM_ERR_CONFIG,
         "run.yaml:1:25: model.hidden_dropout: found 0.99999999, expected a number from 0 to below 1 in fp32");
-    expect_file("strategy: {output_data_idx: true}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:29: not supported yet: strategy.output_data_idx=true (batch indices from the loader); only false "
-        "works");
 }
 
 TEST(an_object_cannot_come_from_a_file) {
@@ -324,8 +321,6 @@ TEST(what_is_not_built_is_refused_by_name) {
     expect_file("strategy: {ddp: {use_megatron_fsdp: true}}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:37: not supported yet: strategy.ddp.use_megatron_fsdp=true (fully sharded data parallelism); only "
         "false works");
-    expect_file("data: {rampup_batch_size: [4, 4, 48]}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:27: not supported yet: data.rampup_batch_size=[4, 4, 48] (batch-size ramp-up); only null works");
     expect_file("model: {architecture: mixtral}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:23: not supported yet: model.architecture=mixtral (the architecture); what works: gpt2, llama, "
         "mistral, qwen2, qwen3, gemma");

@@ -321,12 +321,74 @@ TEST(data_that_would_fail_when_opened_is_refused_before) {
         "data.split is 'abc': a share is no plain number, expected up to three shares of train, valid and test, such "
         "as "
         "98,1,1");
-    const char *const blend[] = {"data.kind=gpt", "data.path=[1, a, 2, b]"};
-    check_gives(
-        blend, 2, 1, LOOM_ERR_UNSUPPORTED, "not supported yet: data.path with 2 datasets (blending); give one prefix");
-    const char *const validation[] = {"validation.every=5"};
-    check_gives(validation, 1, 1, LOOM_ERR_UNSUPPORTED,
-        "not supported yet: validation.every=5 with data.kind mock; only 0 works");
+    const char *const validation[] = {"validation.every=5", "data.kind=fixed", "data.path=a"};
+    check_gives(validation, 3, 1, LOOM_ERR_CONFIG,
+        "data.valid_path: missing, expected a file to validate with, since validation.every is set");
+    const char *const alone[] = {"validation.every=5", "data.kind=gpt", "data.train_path=a"};
+    check_gives(alone, 3, 1, LOOM_ERR_CONFIG,
+        "data.valid_path: missing, expected a prefix to validate with, since data.path is not given");
+}
+
+static loom_status write_to(void *context, const char *text, size_t length) {
+    return fwrite(text, 1, length, context) == length ? LOOM_OK : LOOM_ERR_IO;
+}
+
+/* A list of a run file as it is written back. */
+static void written_back(const char *list, const char *expected) {
+    char override[128], wanted[128], *text = NULL;
+    size_t bytes;
+    snprintf(override, sizeof override, "data.path=%s", list);
+    snprintf(wanted, sizeof wanted, "\n  path: %s\n", expected);
+    const char *const overrides[] = {"data.kind=gpt", override};
+    loom_run_config *config = load_with(sound, overrides, 2);
+    FILE *to = open_memstream(&text, &bytes);
+    assert_int_equal(loom_run_config_print(config, write_to, to), LOOM_OK);
+    fclose(to);
+    assert_non_null(strstr(text, wanted));
+    free(text);
+    loom_run_config_destroy(config);
+}
+
+TEST(blends_have_weights_or_none) {
+    (void)state;
+    written_back("[1, a, 2, b]", "[1, a, 2, b]");
+    written_back("[a, b]", "[a, b]");
+    written_back("[a, b, c]", "[a, b, c]");
+    written_back("[0.5, a]", "[0.5, a]");
+    written_back("[1.0, a]", "a");
+    written_back("[a]", "a");
+    const char *const half[] = {"data.kind=gpt", "data.path=[1, a, x, b]"};
+    loom_run_config *config = NULL;
+    assert_int_equal(loom_run_config_load(NULL, half, 2, &config), LOOM_ERR_CONFIG);
+    assert_non_null(strstr(loom_error_message(), "data.path"));
+    const char *const files[] = {"data.kind=fixed", "data.path=[a, b]"};
+    check_gives(files, 2, 1, LOOM_ERR_CONFIG, "data.path: found 2 files, expected one for data.kind fixed");
+}
+
+TEST(every_size_of_a_rampup_is_checked_before_the_run) {
+    (void)state;
+    const char *const good[] = {
+        "data.micro_batch_size=2", "data.global_batch_size=16", "data.rampup_batch_size=[4, 4, 48]"};
+    loom_run_config *config = load_with(sound, good, 3);
+    assert_int_equal(loom_run_config_check(config, 2), LOOM_OK);
+    assert_int_equal(loom_run_config_check(config, 4), LOOM_ERR_CONFIG); /* 4 is no multiple of 8 */
+    assert_string_equal(loom_error_message(),
+        "data.rampup_batch_size: after 0 samples of the ramp-up: global_batch_size is 4, expected a multiple of "
+        "micro_batch_size 2 x data-parallel size 4: nearest is 8");
+    config->data.decrease_batch_size_if_needed = true;
+    config->data.rampup_batch_size[0] = 8;
+    config->data.rampup_batch_size[1] = 4;
+    assert_int_equal(loom_run_config_check(config, 4), LOOM_OK);
+    loom_run_config_destroy(config);
+    /* The first size gives one microbatch, and the interleaved schedule of two stages takes them in twos. */
+    const char *const stages[] = {good[0], good[1], good[2], "model.num_layers=4"};
+    config = load_with(sound, stages, 4);
+    config->strategy.pipeline_model_parallel_size = 2;
+    config->strategy.virtual_pipeline_model_parallel_size = 2;
+    assert_true(loom_run_config_check(config, 4) != LOOM_OK);
+    assert_non_null(strstr(loom_error_message(),
+        "data.rampup_batch_size: [4, 4, 48] passes through batch size 4: 1 microbatches with"));
+    loom_run_config_destroy(config);
 }
 
 TEST(an_architecture_that_is_not_built_is_named_once) {
@@ -500,6 +562,8 @@ int main(void) {
         cmocka_unit_test(sequence_parallel_needs_tensor_ranks_and_a_length_that_divides),
         cmocka_unit_test(a_world_that_does_not_fit_is_refused),
         cmocka_unit_test(data_that_would_fail_when_opened_is_refused_before),
+        cmocka_unit_test(blends_have_weights_or_none),
+        cmocka_unit_test(every_size_of_a_rampup_is_checked_before_the_run),
         cmocka_unit_test(an_architecture_that_is_not_built_is_named_once),
         cmocka_unit_test(missing_required_fields_are_all_named),
         cmocka_unit_test(schedule_fields_are_checked_together),

@@ -102,7 +102,7 @@ TEST(microbatches_that_make_no_schedule_are_refused_with_the_nearest_that_do) {
         "microbatch_group_size_per_vp_stage 3 (batch size 6, data.micro_batch_size 2, 1 data-parallel rank)");
 }
 
-/* The field of a ramp-up is refused as not built, whatever its value; what its sizes would do is said beside it. */
+/* An empty message: no size of the ramp-up is illegal for the pipeline. */
 static void expect_ramp_up(const char *const overrides[], const int64_t ramp[3], int64_t world, const char *message) {
     loom_run_config *config = load(overrides);
     memcpy(config->data.rampup_batch_size, ramp, sizeof config->data.rampup_batch_size);
@@ -126,7 +126,10 @@ TEST(a_ramp_up_that_passes_through_an_illegal_size_is_refused_with_the_size) {
     expect_ramp_up(interleaved, (const int64_t[]){8, 8, 48}, 4, "");
     const char *const plain[OVERRIDES_MAX] = {PP(2)};
     expect_ramp_up(plain, (const int64_t[]){4, 4, 48}, 4, "");
-    expect_ramp_up(plain, (const int64_t[]){2, 2, 48}, 4, "passes through batch size 2: ");
+    /* Less than a microbatch a rank is a fault of the batch, told once. */
+    expect_ramp_up(plain, (const int64_t[]){2, 2, 48}, 4,
+        "data.rampup_batch_size: after 0 samples of the ramp-up: global_batch_size is 2, expected a multiple of "
+        "micro_batch_size 2 x data-parallel size 2: nearest is 4");
     /* Endless ramps end at once. */
     const char *const huge[OVERRIDES_MAX] = {PP(2), VP(2), "data.micro_batch_size=1", BATCH(9007199254740992)};
     expect_ramp_up(huge, (const int64_t[]){2, 1, 48}, 2, "microbatches in");

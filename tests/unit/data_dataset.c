@@ -13,19 +13,23 @@
 
 /* ---- Size ---- */
 
-static int64_t length_2048(const void *context, int64_t sequence) {
-    (void)context, (void)sequence;
-    return 2048;
+/* The indices of `count` sequences of `length` tokens each. */
+static loom_status build(
+    int64_t count, int32_t length, int64_t s, int64_t extra, int64_t samples, loom__gpt_indices *indices) {
+    const loom__gpt_key key = {.end = count, .sequence_length = s, .seed = 1234, .samples = samples, .extra = extra};
+    int32_t *lengths = malloc((size_t)count * sizeof *lengths);
+    assert_non_null(lengths);
+    for (int64_t i = 0; i < count; i++)
+        lengths[i] = length;
+    loom_status status = loom__gpt_indices_build(&key, lengths, 0, indices);
+    free(lengths);
+    return status;
 }
 
 static void build_2048(int64_t samples) {
     /* `samples` sequences of 2048 tokens, and one more token's worth to label the last */
-    loom_gpt_dataset_config config = loom_gpt_dataset_config_default();
-    config.sequence_length = 2048;
-    config.add_extra_token_to_sequence = false;
-    config.samples = samples;
     loom__gpt_indices indices;
-    assert_int_equal(loom__gpt_indices_build(&config, 0, samples, length_2048, NULL, &indices), LOOM_OK);
+    assert_int_equal(build(samples, 2048, 2048, 0, samples, &indices), LOOM_OK);
     assert_int_equal(indices.epochs, 1);
     assert_int_equal(indices.samples, samples);
     assert_int_equal(indices.sample_index[samples].place, samples - 1);
@@ -39,26 +43,18 @@ static void a_million_samples_of_2048_just_below_and_at_2_to_31_tokens_work(void
     build_2048(1048576);
 }
 
-static int64_t length_huge(const void *context, int64_t sequence) {
-    (void)context, (void)sequence;
-    return INT32_MAX;
-}
-
 static void offsets_and_epochs_past_32_bits_work(void **state) {
     (void)state;
-    loom_gpt_dataset_config config = loom_gpt_dataset_config_default();
-    config.sequence_length = (1 << 30) + 1;
-    config.samples = 10; /* 10 * 2^30 tokens of two documents of 2^31 */
+    const int64_t s = (1 << 30) + 1;
     loom__gpt_indices indices;
-    assert_int_equal(loom__gpt_indices_build(&config, 0, 2, length_huge, NULL, &indices), LOOM_OK);
+    assert_int_equal(build(2, INT32_MAX, s, 1, 10, &indices), LOOM_OK); /* 10 * 2^30 tokens of two of 2^31 */
     assert_int_equal(indices.epochs, 3);
     for (int64_t i = 0; i <= indices.samples; i++) {
         int64_t reached = indices.sample_index[i].place * INT32_MAX + indices.sample_index[i].offset;
-        assert_true(reached == i * config.sequence_length);
+        assert_true(reached == i * s);
     }
     loom__gpt_indices_free(&indices);
-    config.samples = INT64_MAX / 2;
-    assert_int_equal(loom__gpt_indices_build(&config, 0, 2, length_huge, NULL, &indices), LOOM_ERR_CONFIG);
+    assert_int_equal(build(2, INT32_MAX, s, 1, INT64_MAX / 2, &indices), LOOM_ERR_CONFIG);
 }
 
 static void tokens_behind_the_first_4_gigabytes_are_read(void **state) {
@@ -91,19 +87,10 @@ static void tokens_behind_the_first_4_gigabytes_are_read(void **state) {
     scratch_remove(&folder);
 }
 
-static int64_t length_10(const void *context, int64_t sequence) {
-    (void)context, (void)sequence;
-    return 10;
-}
-
 /* How many of the first epoch's ten samples are among the first ten of the order, when `samples` are asked. */
 static int first_epoch_in_front(int64_t samples) {
-    loom_gpt_dataset_config config = loom_gpt_dataset_config_default();
-    config.sequence_length = 10;
-    config.add_extra_token_to_sequence = false;
-    config.samples = samples;
     loom__gpt_indices indices;
-    assert_int_equal(loom__gpt_indices_build(&config, 0, 10, length_10, NULL, &indices), LOOM_OK);
+    assert_int_equal(build(10, 10, 10, 0, samples, &indices), LOOM_OK);
     assert_int_equal(indices.epochs, 2);
     assert_int_equal(indices.samples, 20);
     int found = 0;
@@ -170,7 +157,7 @@ static void illegal_configurations_are_refused_by_name(void **state) {
     config.split = "98,1,1"; /* a share of no document */
     config.samples = 3;
     assert_int_equal(loom_gpt_dataset_create(indexed, &config, &set), LOOM_ERR_CONFIG);
-    assert_non_null(strstr(loom_error_message(), "no token, but 3 samples are asked"));
+    assert_non_null(strstr(loom_error_message(), "no token, but 3 samples are asked of them"));
     config.samples = -1;
     assert_int_equal(loom_gpt_dataset_create(indexed, &config, &set), LOOM_OK);
     assert_int_equal(set.length, 0);

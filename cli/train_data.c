@@ -1,0 +1,221 @@
+/* The data of a run file. Training asks its datasets for as many samples as the steps take, ramp-up included;
+ * validation takes what its share, or its own files, have in one pass. */
+#include "train_data.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Parts of "train" and "valid" for files that are used whole. */
+static const char *const whole[LOOM_SPLIT_COUNT] = {"1,0,0", "0,1,0", "0,0,1"};
+
+/* The token that ends a document; -1 where the tokenizer has none, or the model no row for it. */
+static int64_t end_of_document(const loom_run_config *config, const loom_tokenizer *tokenizer) {
+    return tokenizer && tokenizer->eod < config->model.config.vocab_size ? tokenizer->eod : -1;
+}
+
+static loom_status open_gpt(
+    const loom_run_config *config, loom_split which, int64_t samples, int64_t eod, loom_dataset *set) {
+    const loom_data_config *data = &config->data;
+    const loom_data_path *path = which == LOOM_SPLIT_TRAIN ? data->train_path : data->valid_path;
+    int64_t count = which == LOOM_SPLIT_TRAIN ? data->train_path_count : data->valid_path_count;
+    bool own = count > 0;
+    if (!own) {
+        path = data->path;
+        count = data->path_count;
+    }
+    loom_gpt_blend_config blend = loom_gpt_blend_config_default();
+    const char **prefixes = calloc((size_t)count + 1, sizeof *prefixes);
+    double *weights = calloc((size_t)count + 1, sizeof *weights);
+    if (!prefixes || !weights) {
+        free(prefixes);
+        free(weights);
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld datasets", (long long)count);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        prefixes[i] = path[i].prefix;
+        weights[i] = path[i].weight;
+    }
+    blend.prefixes = prefixes;
+    blend.count = count;
+    /* One dataset has all of the blend, whatever its weight; weights need a number of samples. */
+    blend.weights = count > 1 && weights[0] > 0 ? weights : NULL;
+    blend.gpt.sequence_length = config->model.config.seq_length;
+    blend.gpt.seed = config->seed;
+    blend.gpt.split = own ? whole[which] : data->split;
+    blend.gpt.which = which;
+    blend.gpt.samples = samples >= 0 || !blend.weights ? samples : 0;
+    blend.gpt.vocab_size = config->model.config.vocab_size;
+    blend.gpt.max_epochs = data->max_epochs;
+    blend.gpt.reset_position_ids = data->reset_position_ids;
+    blend.gpt.reset_attention_mask = data->reset_attention_mask;
+    blend.gpt.eod_mask_loss = data->eod_mask_loss;
+    blend.gpt.eod = eod;
+    blend.gpt.index_mapping_dir = data->index_mapping_dir;
+    loom_status status = loom_gpt_blend_create(&blend, set);
+    free(prefixes);
+    free(weights);
+    return status;
+}
+
+static loom_status open_finetune(
+    const loom_run_config *config, const loom_data_path *path, int64_t count, loom_dataset *set) {
+    loom_finetune_dataset_config wanted = loom_finetune_dataset_config_default();
+    loom_tokenizer *tokenizer = NULL;
+    const char **paths = calloc((size_t)count + 1, sizeof *paths);
+    loom_status status = paths ? loom_tokenizer_open(config->data.tokenizer, &tokenizer)
+                               : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld files", (long long)count);
+    for (int64_t i = 0; !status && i < count; i++)
+        paths[i] = path[i].prefix;
+    wanted.paths = paths;
+    wanted.count = count;
+    wanted.tokenizer = tokenizer;
+    wanted.sequence_length = config->model.config.seq_length;
+    wanted.pack = config->data.pack_sequences;
+    wanted.vocab_size = config->model.config.vocab_size;
+    if (!status)
+        status = loom_finetune_dataset_create(&wanted, set);
+    loom_tokenizer_destroy(tokenizer);
+    free(paths);
+    return status;
+}
+
+/* With weights as many samples as validation reads; else one pass over the share. */
+static int64_t validation_samples(const loom_run_config *config, int64_t global_batch_size) {
+    const loom_data_config *data = &config->data;
+    const loom_data_path *path = data->valid_path_count > 0 ? data->valid_path : data->path;
+    int64_t count = data->valid_path_count > 0 ? data->valid_path_count : data->path_count, samples;
+    if (count < 2 || path[0].weight <= 0 ||
+        __builtin_mul_overflow(config->validation.batches, global_batch_size, &samples))
+        return -1;
+    return samples;
+}
+
+static loom_status open_validation(const loom_run_config *config, int64_t eod, loom_cli_train_data *data) {
+    const char *kind = config->data.kind;
+    int64_t global = data->sizes.global_batch_size, samples;
+    if (strcmp(kind, "mock") == 0) {
+        if (__builtin_mul_overflow(config->validation.batches, global, &samples))
+            return loom_fail(LOOM_ERR_CONFIG, "validation.batches is %lld, too many batches of %lld samples",
+                (long long)config->validation.batches, (long long)global);
+        return loom_mock_dataset_create(config->model.config.seq_length, config->model.config.vocab_size,
+            (uint64_t)config->seed + 1, samples, &data->valid);
+    }
+    if (strcmp(kind, "fixed") == 0)
+        return loom_fixed_dataset_create(
+            config->data.valid_path[0].prefix, config->model.config.vocab_size, &data->valid, NULL);
+    if (strcmp(kind, "finetune") == 0)
+        return open_finetune(config, config->data.valid_path, config->data.valid_path_count, &data->valid);
+    return open_gpt(config, LOOM_SPLIT_VALID, validation_samples(config, global), eod, &data->valid);
+}
+
+static loom_status check_validation(const loom_run_config *config, const loom_cli_train_data *data) {
+    if (data->valid.sequence_length != data->train.sequence_length)
+        return loom_fail(LOOM_ERR_CONFIG, "its sequences have %lld tokens, those of training %lld",
+            (long long)data->valid.sequence_length, (long long)data->train.sequence_length);
+    if (data->valid.length >= data->sizes.global_batch_size)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_CONFIG, "%s has %lld samples, fewer than one global batch of %lld",
+        config->data.valid_path_count > 0 ? "data.valid_path" : "its share of the documents",
+        (long long)data->valid.length, (long long)data->sizes.global_batch_size);
+}
+
+/* The loader begins these data again as often as the steps need. */
+static loom_status check_epochs(const loom_data_config *given, int64_t samples, const loom_cli_train_data *data) {
+    int64_t global = data->sizes.global_batch_size, epoch = data->train.length / global * global;
+    if (given->max_epochs == 0 || epoch == 0 || (samples + epoch - 1) / epoch <= given->max_epochs)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_CONFIG,
+        "data.max_epochs: the steps take %lld samples, %lld epochs of %lld, expected at most %lld epochs",
+        (long long)samples, (long long)((samples + epoch - 1) / epoch), (long long)epoch, (long long)given->max_epochs);
+}
+
+static loom_status open_train(const loom_run_config *config, int64_t eod, loom_cli_train_data *data) {
+    const loom_data_config *given = &config->data;
+    if (strcmp(given->kind, "fixed") == 0) {
+        int64_t batch;
+        const loom_data_path *path = given->train_path_count > 0 ? given->train_path : given->path;
+        LOOM_TRY(loom_fixed_dataset_create(path[0].prefix, config->model.config.vocab_size, &data->train, &batch));
+        if (!given->global_batch_size)
+            data->sizes.global_batch_size = batch;
+        return LOOM_OK;
+    }
+    int64_t samples;
+    LOOM_TRY(loom_data_step_samples(&data->sizes, 0, config->steps, &samples));
+    if (strcmp(given->kind, "finetune") == 0) {
+        bool own = given->train_path_count > 0;
+        LOOM_TRY(open_finetune(config, own ? given->train_path : given->path,
+            own ? given->train_path_count : given->path_count, &data->train));
+        return check_epochs(given, samples, data);
+    }
+    /* Whole batches are read: a ramp-up's steps may end inside one. */
+    int64_t global = data->sizes.global_batch_size, needed = samples;
+    samples = samples < INT64_MAX - global ? (samples + global - 1) / global * global : samples;
+    if (strcmp(given->kind, "mock") == 0)
+        return loom_mock_dataset_create(config->model.config.seq_length, config->model.config.vocab_size,
+            (uint64_t)config->seed, samples, &data->train);
+    LOOM_TRY(open_gpt(config, LOOM_SPLIT_TRAIN, samples, eod, &data->train));
+    if (data->train.length >= needed)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_CONFIG,
+        "data.path: several datasets without weights give each sample once, %lld in all, but the steps take %lld: give "
+        "weights, or fewer steps",
+        (long long)data->train.length, (long long)needed);
+}
+
+loom_status loom_cli_train_data_open(const loom_run_config *config, const loom_tokenizer *tokenizer,
+    int64_t data_parallel, loom_cli_train_data *data) {
+    const loom_data_config *given = &config->data;
+    int64_t eod = end_of_document(config, tokenizer), global = given->global_batch_size;
+    loom_cli_train_data made = {
+        .sizes = {global ? global : given->micro_batch_size * data_parallel, given->micro_batch_size, data_parallel,
+            {given->rampup_batch_size[0], given->rampup_batch_size[1], given->rampup_batch_size[2]},
+            given->decrease_batch_size_if_needed}};
+    loom_status status = open_train(config, eod, &made);
+    if (!status && config->validation.every > 0) {
+        status = open_validation(config, eod, &made);
+        if (!status)
+            status = check_validation(config, &made);
+        if (status)
+            loom_fail_context(status,
+                "validation data (data.split \"%s\"; give a larger share, or set validation.every=0): ", given->split);
+    }
+    if (status) {
+        loom_cli_train_data_close(&made);
+        return status;
+    }
+    *data = made;
+    return LOOM_OK;
+}
+
+void loom_cli_train_data_close(loom_cli_train_data *data) {
+    loom_dataset_destroy(&data->train);
+    loom_dataset_destroy(&data->valid);
+}
+
+loom_status loom_cli_train_batches(loom_fabric *fabric, const loom_run_config *config, const loom_cli_train_data *data,
+    loom_batches **train, loom_batches **valid) {
+    const loom_data_config *given = &config->data;
+    loom_dataloader loader = {
+        .dataset = &data->train,
+        .mode = LOOM_TRAINING,
+        .micro_batch_size = given->micro_batch_size,
+        .global_batch_size = data->sizes.global_batch_size,
+        .cycle = strcmp(given->kind, "finetune") == 0,
+        .seed = config->seed,
+        .decrease_batch_size_if_needed = given->decrease_batch_size_if_needed,
+        .stop_when_batch_size_changes = given->stop_when_batch_size_changes,
+        .prefetch_factor = given->prefetch_factor,
+    };
+    memcpy(loader.rampup_batch_size, given->rampup_batch_size, sizeof loader.rampup_batch_size);
+    LOOM_TRY(loom_data_sampler_find(given->dataloader_type, &loader.sampler));
+    LOOM_TRY(loom_fabric_setup_dataloader(fabric, &loader, train));
+    *valid = NULL;
+    if (!data->valid.get)
+        return LOOM_OK;
+    /* The same samples every time, so their order means nothing. */
+    loader.sampler = loom_data_sampler_single();
+    loader.dataset = &data->valid;
+    loader.mode = LOOM_VALIDATION;
+    loader.cycle = true;
+    return loom_fabric_setup_dataloader(fabric, &loader, valid);
+}

@@ -1,0 +1,23 @@
+/* The data of a run file: what `megaloom train` reads, and in which order. */
+#ifndef CLI_TRAIN_DATA_H
+#define CLI_TRAIN_DATA_H
+
+#include <megaloom/megaloom.h>
+
+typedef struct loom_cli_train_data {
+    loom_dataset train, valid; /* valid is cleared where nothing validates */
+    loom_data_step_config sizes;
+} loom_cli_train_data;
+
+/* Opens what config->data and config->validation name; tokenizer is that of the data, NULL where the kind has none;
+ * data_parallel is the layout's size. */
+loom_status loom_cli_train_data_open(const loom_run_config *config, const loom_tokenizer *tokenizer,
+    int64_t data_parallel, loom_cli_train_data *data);
+/* A cleared struct is accepted. */
+void loom_cli_train_data_close(loom_cli_train_data *data);
+
+/* The iterators over them; *valid is NULL where nothing validates. Collective over the world. */
+loom_status loom_cli_train_batches(loom_fabric *fabric, const loom_run_config *config, const loom_cli_train_data *data,
+    loom_batches **train, loom_batches **valid);
+
+#endif
