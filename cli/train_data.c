@@ -162,8 +162,8 @@ static loom_status open_train(const loom_run_config *config, int64_t eod, loom_c
         (long long)data->train.length, (long long)needed);
 }
 
-loom_status loom_cli_train_data_open(const loom_run_config *config, const loom_tokenizer *tokenizer,
-    int64_t data_parallel, loom_cli_train_data *data) {
+loom_status loom_cli_train_data_open(
+    const loom_run_config *config, const loom_tokenizer *tokenizer, int64_t data_parallel, loom_cli_train_data *data) {
     const loom_data_config *given = &config->data;
     int64_t eod = end_of_document(config, tokenizer), global = given->global_batch_size;
     loom_cli_train_data made = {

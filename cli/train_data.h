@@ -11,8 +11,8 @@ typedef struct loom_cli_train_data {
 
 /* Opens what config->data and config->validation name; tokenizer is that of the data, NULL where the kind has none;
  * data_parallel is the layout's size. */
-loom_status loom_cli_train_data_open(const loom_run_config *config, const loom_tokenizer *tokenizer,
-    int64_t data_parallel, loom_cli_train_data *data);
+loom_status loom_cli_train_data_open(
+    const loom_run_config *config, const loom_tokenizer *tokenizer, int64_t data_parallel, loom_cli_train_data *data);
 /* A cleared struct is accepted. */
 void loom_cli_train_data_close(loom_cli_train_data *data);
 
