@@ -21,6 +21,7 @@ static const command commands[] = {
     {"topology", loom_cli_topology, "who is in which group, for any number of ranks"},
     {"config", loom_cli_config, "the run file's fields, or a run file as it is understood"},
     {"data", loom_cli_data, "turn text into a dataset, and look into one"},
+    {"tokenizer", loom_cli_tokenizer, "learn a tokenizer from text, and use one"},
 };
 
 enum { COMMANDS = sizeof commands / sizeof *commands };

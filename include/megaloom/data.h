@@ -57,12 +57,14 @@ LOOM_API const loom_tokenizer *loom_tokenizer_byte(void);
 /* The built-in tokenizer of that name ("byte"); any other is LOOM_ERR_UNSUPPORTED naming what there is. */
 LOOM_API loom_status loom_tokenizer_find(const char *name, const loom_tokenizer **tokenizer);
 
-/* Opens "byte", or a Hugging Face tokenizer.json by its path or that of its directory: byte-level BPE (GPT-2, Llama 3,
- * Qwen) and SentencePiece's BPE (Llama 2, Mistral, Gemma). Ids are those of the `tokenizers` package with special
- * tokens, so that a template's begin of text is put first. What the package would do otherwise is refused when it is
- * opened (LOOM_ERR_UNSUPPORTED, with the place in the file). Decoded bytes are given as they are, also those that are
- * no UTF-8 (the package writes U+FFFD). eod and bos are the eos_token and bos_token of tokenizer_config.json or
- * special_tokens_map.json beside the file, else a token of a known name. */
+/* Opens "byte", or a tokenizer by the path of its file or directory: a Hugging Face tokenizer.json, of byte-level BPE
+ * (GPT-2, Llama 3, Qwen) or SentencePiece's BPE (Llama 2, Mistral, Gemma); GPT-2's vocab.json with merges.txt beside it
+ * (also encoder.json with vocab.bpe); tiktoken's ranks in a tokenizer.model, with Llama 3's pattern and, where there
+ * are 128000 of them, its special tokens. SentencePiece's tokenizer.model is LOOM_ERR_UNSUPPORTED. Ids are those of the
+ * `tokenizers` package with special tokens, so that a template's begin of text is put first. What the package would do
+ * otherwise is refused when it is opened (LOOM_ERR_UNSUPPORTED, with the place in the file). Decoded bytes are given as
+ * they are, also those that are no UTF-8 (the package writes U+FFFD). eod and bos are the eos_token and bos_token of
+ * tokenizer_config.json or special_tokens_map.json beside the file, else a token of a known name. */
 LOOM_API loom_status loom_tokenizer_open(const char *name, loom_tokenizer **tokenizer);
 /* Only for what loom_tokenizer_open made; NULL is accepted. */
 LOOM_API void loom_tokenizer_destroy(loom_tokenizer *tokenizer);
@@ -191,6 +193,43 @@ typedef struct loom_data_preprocess_result {
  * outside of what is said above. No document at all is LOOM_ERR_NOT_FOUND. */
 LOOM_API loom_status loom_data_preprocess_text(
     const loom_data_preprocess_config *config, loom_data_preprocess_result *result);
+
+/* ---- Text to tokenizer ---- */
+
+/* How text is cut into words, inside of which tokens lie. */
+typedef enum loom_tokenizer_pattern { LOOM_PATTERN_GPT2, LOOM_PATTERN_LLAMA3 } loom_tokenizer_pattern;
+
+/* All that is zero or NULL has a meaning, but for inputs, vocab_size and output. */
+typedef struct loom_tokenizer_train_config {
+    const char *const
+        *inputs; /* this and the next six as for preprocessing; of several keys all texts are learned from */
+    int64_t input_count;
+    const char *suffix;
+    loom_text_format format;
+    const char *separator;
+    const char *const *json_keys;
+    int64_t json_key_count;
+    int64_t vocab_size; /* special tokens, 256 bytes, and as many joins as this leaves room for; at most 2^24 */
+    const char *const *special_tokens; /* ids from 0 on */
+    int64_t special_token_count;       /* 0 = one, "<|endoftext|>", which ends a document */
+    loom_tokenizer_pattern pattern;
+    const char *output;          /* path of the tokenizer.json to write */
+    loom_data_progress progress; /* of reading; may be NULL */
+    loom_data_skipped skipped;   /* may be NULL */
+    void *progress_context;      /* of both */
+} loom_tokenizer_train_config;
+
+typedef struct loom_tokenizer_train_result {
+    int64_t vocab_size;                /* of the file: fewer than asked where the text has no more pairs to join */
+    int64_t documents, invalid, bytes; /* read, skipped, of text read */
+    int64_t words;                     /* different ones */
+} loom_tokenizer_train_result;
+
+/* Learns a byte-level BPE tokenizer: the most frequent pair of neighbours inside words becomes a token, again and
+ * again; of equally frequent ones the pair of lower ids first. The file is Hugging Face's tokenizer.json, which appears
+ * whole or not at all. Words of more than 1024 bytes teach nothing. Memory grows with the number of different words. */
+LOOM_API loom_status loom_tokenizer_train(
+    const loom_tokenizer_train_config *config, loom_tokenizer_train_result *result);
 
 /* ---- Datasets ---- */
 

@@ -373,7 +373,9 @@ const loom__field loom__fields[] = {
         .doc = "a prefix, or weights and prefixes in turn: [0.7, books, 0.3, web]"},
     EXPAND(STRING, DATA(split), "969,30,1", DOC("shares of training, validation and test documents")),
     EXPAND(STRING, DATA(tokenizer), "byte",
-        DOC("byte: 256 bytes and an end of document; or the path of a tokenizer.json or of its directory")),
+        DOC("byte: 256 bytes and an end of document; or the path of a tokenizer.json, vocab.json or tokenizer.model, "
+            "or "
+            "of its directory")),
     EXPAND(BOOL, DATA(reset_position_ids), "false", DOC("positions count anew behind each end of document")),
     EXPAND(BOOL, DATA(reset_attention_mask), "false", DOC("attention does not look behind an end of document")),
     EXPAND(BOOL, DATA(eod_mask_loss), "false", DOC("what an end of document predicts does not count")),

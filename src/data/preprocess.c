@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { JOURNAL_BYTES = 64 << 20, MOST_WORKERS = 1024, BLOCKS_A_WORKER = 3, SEPARATOR_BYTES = 4096 };
+enum { JOURNAL_BYTES = 64 << 20, MOST_WORKERS = 1024, BLOCKS_A_WORKER = 3 };
 
 /* ---- the ring ---- */
 
@@ -288,10 +288,7 @@ static loom_status check(const loom__preprocess *job) {
             "an end of document is to be appended, but tokenizer %s has none: expected eos_token in its "
             "tokenizer_config.json or special_tokens_map.json, or a token of a known name such as <|endoftext|>",
             job->tokenizer->name);
-    size_t length = config->separator ? strlen(config->separator) : 0;
-    if (config->format == LOOM_TEXT_SEPARATOR ? length < 1 || length > SEPARATOR_BYTES : config->separator != NULL)
-        return loom_fail(LOOM_ERR_ARGUMENT, "the separator has %zu bytes, expected %s", length,
-            config->format == LOOM_TEXT_SEPARATOR ? "1 to 4096" : "one only for the format of separated texts");
+    LOOM_TRY(loom__text_check_separator(config->format, config->separator));
     return check_keys(job);
 }
 

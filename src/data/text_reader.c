@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 /* A longer document's memory is not kept for the next. */
-enum { KEPT_BYTES = 4 << 20 };
+enum { KEPT_BYTES = 4 << 20, SEPARATOR_BYTES = 4096 };
 
 struct loom__text_reader {
     const loom__text_files *files;
@@ -30,6 +30,14 @@ loom_text_format loom__text_format_of(loom_text_format asked, const char *path) 
         if (loom__ends_with(path, json[i]))
             return LOOM_TEXT_JSON;
     return asked == LOOM_TEXT_AUTO ? LOOM_TEXT_FILE : asked;
+}
+
+loom_status loom__text_check_separator(loom_text_format format, const char *separator) {
+    size_t length = separator ? strlen(separator) : 0;
+    if (format == LOOM_TEXT_SEPARATOR ? length >= 1 && length <= SEPARATOR_BYTES : separator == NULL)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_ARGUMENT, "the separator has %zu bytes, expected %s", length,
+        format == LOOM_TEXT_SEPARATOR ? "1 to 4096" : "one only for the format of separated texts");
 }
 
 size_t loom__text_cut(

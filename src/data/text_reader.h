@@ -10,6 +10,9 @@ enum { LOOM__TEXT_BLOCK_BYTES = 1 << 17 };
 /* The form of a file: that which was asked for; for LOOM_TEXT_AUTO, by the ending of its name. */
 loom_text_format loom__text_format_of(loom_text_format asked, const char *path);
 
+/* LOOM_ERR_ARGUMENT where the format needs a separator and has none of 1 to 4096 bytes, or has one and needs none. */
+loom_status loom__text_check_separator(loom_text_format format, const char *separator);
+
 /* Where a document ends in text[0, bytes), searched from `from` on (what lies before has been searched already): its
  * bytes, or SIZE_MAX where the text does not say. *next is where the one after it begins, or where to search on. */
 size_t loom__text_cut(

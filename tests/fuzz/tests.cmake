@@ -7,6 +7,7 @@ set(fuzz_room_hf_config room_spec)
 set(fuzz_room_index room_format)
 set(fuzz_room_split room_base)
 set(fuzz_room_tokenizer room_data)
+set(fuzz_room_jsonl room_data)
 
 file(GLOB fuzz_sources CONFIGURE_DEPENDS tests/fuzz/*.c)
 foreach(source IN LISTS fuzz_sources)
