@@ -172,7 +172,8 @@ static loom_status append(bytes *to, const char *data, size_t count) {
         to->data = grown;
         to->capacity = capacity;
     }
-    memcpy(to->data + to->count, data, count);
+    if (count > 0)
+        memcpy(to->data + to->count, data, count);
     to->count += count;
     return LOOM_OK;
 }

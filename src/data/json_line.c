@@ -12,6 +12,12 @@ static bool is_blank(const char *line, size_t bytes) {
     return true;
 }
 
+static const char *kind_of(const json_t *value) {
+    static const char *const kinds[] = {
+        "an object", "a list", "a text", "a number", "a number", "true", "false", "null"};
+    return kinds[json_typeof(value)];
+}
+
 loom_status loom__json_line_parse(const char *line, size_t bytes, json_t **object) {
     *object = NULL;
     if (is_blank(line, bytes))
@@ -21,9 +27,7 @@ loom_status loom__json_line_parse(const char *line, size_t bytes, json_t **objec
     if (!root)
         return loom_fail(LOOM_ERR_FORMAT, "no JSON at byte %d: %s", error.position, error.text);
     if (!json_is_object(root)) {
-        static const char *const kinds[] = {
-            "an object", "a list", "a text", "a number", "a number", "true", "false", "null"};
-        loom_status status = loom_fail(LOOM_ERR_FORMAT, "the line is %s, expected an object", kinds[json_typeof(root)]);
+        loom_status status = loom_fail(LOOM_ERR_FORMAT, "the line is %s, expected an object", kind_of(root));
         json_decref(root);
         return status;
     }
@@ -33,13 +37,8 @@ loom_status loom__json_line_parse(const char *line, size_t bytes, json_t **objec
 
 loom_status loom__json_line_text(const json_t *object, const char *key, const char **text, size_t *bytes) {
     const json_t *value = json_object_get(object, key);
-    if (value && !json_is_string(value)) {
-        char *found = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII);
-        loom_status status =
-            loom_fail(LOOM_ERR_FORMAT, "member '%.100s' is %.60s, expected a text", key, found ? found : "no text");
-        free(found);
-        return status;
-    }
+    if (value && !json_is_string(value))
+        return loom_fail(LOOM_ERR_FORMAT, "member '%.100s' is %s, expected a text", key, kind_of(value));
     if (!value) {
         char known[160] = "";
         size_t length = 0;
