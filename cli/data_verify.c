@@ -250,7 +250,7 @@ static void print_histogram(const loom_indexed *set, const lengths *made) {
         most = made->documents[b] > most ? made->documents[b] : most;
     int width = snprintf(NULL, 0, "%lld", (long long)most_of(made->last));
     width = width < 4 ? 4 : width;
-    printf("\n%*s  %*s %8s %8s\n", 2 * width + 3, "tokens", 11, "documents", "share", "tokens");
+    printf("\n%*s  %*s %8s %8s\n", 2 * width + 3, "tokens", 11, "documents", "share", "of all");
     for (int b = made->first; b <= made->last; b++) {
         int cells = (int)(made->documents[b] * BAR_CELLS / most);
         if (cells == 0 && made->documents[b] > 0)

@@ -64,7 +64,9 @@ LOOM_API loom_status loom_tokenizer_find(const char *name, const loom_tokenizer 
  * `tokenizers` package with special tokens, so that a template's begin of text is put first. What the package would do
  * otherwise is refused when it is opened (LOOM_ERR_UNSUPPORTED, with the place in the file). Decoded bytes are given as
  * they are, also those that are no UTF-8 (the package writes U+FFFD). eod and bos are the eos_token and bos_token of
- * tokenizer_config.json or special_tokens_map.json beside the file, else a token of a known name. */
+ * tokenizer_config.json or special_tokens_map.json beside the file, else a token of a known name. What a letter is in a
+ * pattern is said by PCRE2's Unicode (14 with Debian 12's), so that text with letters of a later one may be cut
+ * otherwise than by the package. */
 LOOM_API loom_status loom_tokenizer_open(const char *name, loom_tokenizer **tokenizer);
 /* Only for what loom_tokenizer_open made; NULL is accepted. */
 LOOM_API void loom_tokenizer_destroy(loom_tokenizer *tokenizer);
@@ -158,7 +160,8 @@ typedef struct loom_data_preprocess_config {
     const char *suffix; /* of the files taken out of directories (".pod"); NULL = all */
     loom_text_format format;
     const char *separator;           /* of LOOM_TEXT_SEPARATOR: 1 to 4096 bytes */
-    const char *const *json_keys;    /* members to take; several give a dataset each, whose documents correspond */
+    const char *const *json_keys;    /* members to take; several give a dataset each, whose documents
+                                     correspond, and make AUTO mean JSON */
     int64_t json_key_count;          /* 0 = one, "text" */
     const loom_tokenizer *tokenizer; /* NULL = byte */
     bool append_eod;                 /* the tokenizer's end of document behind each document */

@@ -235,10 +235,30 @@ static loom_status finish(work *w) {
     return loom__journal_remove(&w->job);
 }
 
+/* What this or an earlier run wrote is no input, though it may lie in a folder that is searched: with it, each run
+ * would have other input than the one before. */
+static loom_status drop_outputs(work *w) {
+    static const char *const suffixes[] = {".bin", ".idx", ".bin.tmp", ".idx.tmp", ".idx.lengths.tmp",
+        ".idx.documents.tmp", ".preprocess", ".preprocess.tmp"};
+    for (int64_t k = -1; k < w->job.key_count; k++) /* the journal has the name of the prefix itself */
+        for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+            char *prefix = k < 0 ? strdup(w->job.config.output_prefix) : prefix_of(&w->job, k), *path = NULL;
+            if (!prefix || asprintf(&path, "%s%s", prefix, suffixes[i]) < 0) {
+                free(prefix);
+                return loom_fail(LOOM_ERR_MEMORY, "no memory to list files");
+            }
+            loom__text_files_drop(path, &w->job.files);
+            free(prefix);
+            free(path);
+        }
+    return LOOM_OK;
+}
+
 static loom_status run(work *w, int64_t workers, size_t block_bytes) {
     const loom_data_preprocess_config *config = &w->job.config;
     for (int64_t i = 0; i < config->input_count; i++)
         LOOM_TRY(loom__text_files_add(config->inputs[i], config->suffix, &w->job.files));
+    LOOM_TRY(drop_outputs(w));
     LOOM_TRY(begin(w));
     LOOM_TRY(loom__text_reader_create(
         &w->job.files, config->format, config->separator, block_bytes, w->at.place, &w->reader));
@@ -271,7 +291,7 @@ static loom_status check_keys(const loom__preprocess *job) {
                 return loom_fail(LOOM_ERR_ARGUMENT, "JSON key '%s' is given twice", job->keys[k]);
     }
     if (job->key_count > 1 && job->config.format != LOOM_TEXT_JSON)
-        return loom_fail(LOOM_ERR_ARGUMENT, "%lld JSON keys, expected 1 where format is not JSON lines by name",
+        return loom_fail(LOOM_ERR_ARGUMENT, "%lld JSON keys, expected 1 where the format is not JSON lines",
             (long long)job->key_count);
     return LOOM_OK;
 }
@@ -304,6 +324,8 @@ loom_status loom__preprocess_text(const loom_data_preprocess_config *config, siz
                   .dtype = dtype,
                   .size = loom_dtype_size(dtype)},
         .journal_bytes = journal_bytes};
+    if (w.job.key_count > 1 && config->format == LOOM_TEXT_AUTO)
+        w.job.config.format = LOOM_TEXT_JSON;
     LOOM_TRY(check(&w.job));
     loom_status status = run(&w, config->workers ? config->workers : allowed_cores(), block_bytes);
     /* Where there is a journal the work is not lost: another run goes on with it. */

@@ -37,7 +37,11 @@ static loom_status append(loom__text_files *files, char *path, const struct stat
         files->capacity = capacity;
     }
     int64_t changed = (int64_t)found->st_mtim.tv_sec * 1000000000 + found->st_mtim.tv_nsec;
-    files->files[files->count++] = (loom__text_file){.path = path, .bytes = found->st_size, .changed = changed};
+    files->files[files->count++] = (loom__text_file){.path = path,
+        .bytes = found->st_size,
+        .changed = changed,
+        .device = (uint64_t)found->st_dev,
+        .number = (uint64_t)found->st_ino};
     files->bytes += found->st_size;
     return LOOM_OK;
 }
@@ -118,4 +122,21 @@ loom_status loom__text_files_add(const char *input, const char *suffix, loom__te
     }
     globfree(&matches);
     return status;
+}
+
+void loom__text_files_drop(const char *path, loom__text_files *files) {
+    struct stat found;
+    if (stat(path, &found) != 0)
+        return;
+    int64_t kept = 0;
+    for (int64_t i = 0; i < files->count; i++) {
+        loom__text_file *file = &files->files[i];
+        if (file->device == (uint64_t)found.st_dev && file->number == (uint64_t)found.st_ino) {
+            files->bytes -= file->bytes;
+            free(file->path);
+        } else {
+            files->files[kept++] = *file;
+        }
+    }
+    files->count = kept;
 }

@@ -92,6 +92,23 @@ static void json_lines_are_kept_or_counted(void **state) {
     scratch_remove(&folder);
 }
 
+static void its_own_output_is_no_input(void **state) {
+    (void)state;
+    scratch folder = scratch_make();
+    scratch_write(&folder, "a.txt", "abc", 3);
+    char prefix[512];
+    snprintf(prefix, sizeof prefix, "%s/./set", folder.path);
+    const char *inputs[1] = {folder.path};
+    loom_data_preprocess_config config = config_of(inputs, prefix);
+    loom_data_preprocess_result result;
+    for (int i = 0; i < 2; i++) {
+        assert_ok(loom_data_preprocess_text(&config, &result));
+        assert_int_equal(result.bytes, 3);
+        assert_lengths(&folder, "set", (const int64_t[]){4, -1});
+    }
+    scratch_remove(&folder);
+}
+
 static void several_keys_give_datasets_that_correspond(void **state) {
     (void)state;
     static const char lines[] = "{\"q\":\"one\",\"a\":\"1\"}\n{\"q\":\"lost\"}\n{\"q\":\"\",\"a\":\"22\"}\n";
@@ -101,7 +118,6 @@ static void several_keys_give_datasets_that_correspond(void **state) {
     char prefix[512];
     snprintf(prefix, sizeof prefix, "%s", scratch_file(&folder, "set"));
     loom_data_preprocess_config config = config_of(inputs, prefix);
-    config.format = LOOM_TEXT_JSON;
     config.json_keys = (const char *[]){"q", "a"};
     config.json_key_count = 2;
     loom_data_preprocess_result result;
@@ -387,6 +403,7 @@ static void a_full_disk_leaves_what_another_run_goes_on_with(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(json_lines_are_kept_or_counted),
+        cmocka_unit_test(its_own_output_is_no_input),
         cmocka_unit_test(several_keys_give_datasets_that_correspond),
         cmocka_unit_test(plain_text_is_cut_as_asked),
         cmocka_unit_test(a_missing_end_of_document_is_refused_before_input_is_read),
