@@ -258,6 +258,7 @@ static loom_status run(work *w, int64_t workers, size_t block_bytes) {
     const loom_data_preprocess_config *config = &w->job.config;
     for (int64_t i = 0; i < config->input_count; i++)
         LOOM_TRY(loom__text_files_add(config->inputs[i], config->suffix, &w->job.files));
+    LOOM_TRY(loom__text_files_check(&w->job.files));
     LOOM_TRY(drop_outputs(w));
     LOOM_TRY(begin(w));
     LOOM_TRY(loom__text_reader_create(

@@ -124,6 +124,16 @@ loom_status loom__text_files_add(const char *input, const char *suffix, loom__te
     return status;
 }
 
+loom_status loom__text_files_check(const loom__text_files *files) {
+    static const char *const compressed[] = {".gz", ".zst", ".bz2", ".xz", ".zip"};
+    for (int64_t i = 0; i < files->count; i++)
+        for (size_t k = 0; k < sizeof compressed / sizeof *compressed; k++)
+            if (loom__ends_with(files->files[i].path, compressed[k]))
+                return loom_fail(LOOM_ERR_UNSUPPORTED, "%s: not supported yet: compressed text, there is: plain files",
+                    files->files[i].path);
+    return LOOM_OK;
+}
+
 void loom__text_files_drop(const char *path, loom__text_files *files) {
     struct stat found;
     if (stat(path, &found) != 0)

@@ -20,6 +20,8 @@ typedef struct loom__text_files {
 /* Appends the files of `input`: itself, those that match it as a pattern of glob(7), or those below it, in byte order
  * of their paths; of a folder only those that end in `suffix` (NULL = all). LOOM_ERR_NOT_FOUND where there is none. */
 loom_status loom__text_files_add(const char *input, const char *suffix, loom__text_files *files);
+/* LOOM_ERR_UNSUPPORTED where a name says that the file is compressed: read as text it would be noise. */
+loom_status loom__text_files_check(const loom__text_files *files);
 /* Takes the file at `path` off the list, where it is there under that or another path. */
 void loom__text_files_drop(const char *path, loom__text_files *files);
 void loom__text_files_free(loom__text_files *files); /* a cleared struct is accepted */

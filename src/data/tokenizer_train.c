@@ -307,6 +307,7 @@ static loom_status run(training *t) {
     const loom__text_place start = {0};
     for (int64_t i = 0; i < t->config.input_count; i++)
         LOOM_TRY(loom__text_files_add(t->config.inputs[i], t->config.suffix, &t->files));
+    LOOM_TRY(loom__text_files_check(&t->files));
     LOOM_TRY(loom__text_reader_create(
         &t->files, t->config.format, t->config.separator, LOOM__TEXT_BLOCK_BYTES, start, &t->reader));
     LOOM_TRY(make_cutter(t));

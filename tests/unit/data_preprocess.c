@@ -180,6 +180,18 @@ static void a_missing_end_of_document_is_refused_before_input_is_read(void **sta
     assert_int_equal(loom_data_preprocess_text(&config, &result), LOOM_ERR_NOT_FOUND);
 }
 
+static void compressed_text_is_refused_by_name(void **state) {
+    (void)state;
+    scratch folder = scratch_make();
+    char input[512], prefix[512];
+    const char *inputs[1] = {keep(input, scratch_write(&folder, "in.jsonl.gz", "\x1f\x8b", 2))};
+    loom_data_preprocess_config config = config_of(inputs, keep(prefix, scratch_file(&folder, "set")));
+    loom_data_preprocess_result result;
+    assert_int_equal(loom_data_preprocess_text(&config, &result), LOOM_ERR_UNSUPPORTED);
+    assert_non_null(strstr(loom_error_message(), "in.jsonl.gz: not supported yet: compressed text"));
+    scratch_remove(&folder);
+}
+
 /* ---- a vocabulary that needs 32 bits ---- */
 
 static loom_status encode_wide(
@@ -407,6 +419,7 @@ int main(void) {
         cmocka_unit_test(several_keys_give_datasets_that_correspond),
         cmocka_unit_test(plain_text_is_cut_as_asked),
         cmocka_unit_test(a_missing_end_of_document_is_refused_before_input_is_read),
+        cmocka_unit_test(compressed_text_is_refused_by_name),
         cmocka_unit_test(the_width_follows_the_vocabulary),
         cmocka_unit_test(any_number_of_workers_gives_the_same_bytes),
         cmocka_unit_test(a_run_killed_anywhere_leaves_no_pair_and_goes_on),
