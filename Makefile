@@ -78,7 +78,7 @@ sanitize-threads: install-build ## the tests that start thread ranks under Threa
 	@cmake --build build-tsan --parallel $(JOBS)
 	@TSAN_OPTIONS=second_deadlock_stack=1 \
 	    $(FIXED_ADDRESSES) $(CTEST) --test-dir build-tsan --no-tests=error -LE '^(mpi|cli|long)$$' \
-	    -R '^(unit\.(base|comm|runtime|tensor|parallel|pipeline)_|parallel\.|golden\.hf$$|example)' $(TESTS)
+	    -R '^(unit\.(base|comm|runtime|tensor|parallel|pipeline)_|unit\.data_preprocess$$|parallel\.|golden\.hf$$|example)' $(TESTS)
 
 fuzz: install-check install-build ## each reader of files for a minute of random input (FUZZ_SECONDS)
 	@$(call configure,build-fuzz,-DCMAKE_C_COMPILER=clang -DMEGALOOM_FUZZ=ON -DMEGALOOM_WERROR=ON -DMEGALOOM_SANITIZE=address$(,)undefined)

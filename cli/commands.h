@@ -8,14 +8,13 @@
 
 int loom_cli_config(int argc, char **argv);
 int loom_cli_data(int argc, char **argv);
-int loom_cli_data_batches(int argc, char **argv);
-int loom_cli_data_samples(int argc, char **argv);
 int loom_cli_describe(int argc, char **argv);
 int loom_cli_eval(int argc, char **argv);
 int loom_cli_export(int argc, char **argv);
 int loom_cli_generate(int argc, char **argv);
 int loom_cli_schedule(int argc, char **argv);
 int loom_cli_lr(int argc, char **argv);
+int loom_cli_tokenizer(int argc, char **argv);
 int loom_cli_topology(int argc, char **argv);
 int loom_cli_train(int argc, char **argv);
 

@@ -1,7 +1,7 @@
 /* megaloom data batches: what each data-parallel rank reads, without any data. Without --steps it shows what the
  * sampler gives from the consumed samples to the end of the epoch, in the keys of the golden samplers; with --steps it
  * runs the loader, so through ramp-up and from epoch to epoch. */
-#include "commands.h"
+#include "data.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -313,8 +313,6 @@ int loom_cli_data_batches(int argc, char **argv) {
         .args_doc = "--total N --micro-batch-size N",
         .doc = "Shows which samples each data-parallel rank reads in which batch. No data is needed."};
     arguments given = {.kind = "single", .config = {.data_parallel_size = 1, .drop_last = true}};
-    static char name[] = "megaloom data batches";
-    argv[0] = name;
     if (argp_parse(&parser, argc, argv, 0, NULL, &given) != 0)
         return STATUS_USAGE;
     if (given.steps > 0 && given.config.global_batch_size == 0)

@@ -1,5 +1,5 @@
 /* megaloom data samples: what a GPT dataset hands to training. The JSON has the keys of the golden GPT cases. */
-#include "commands.h"
+#include "data.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -294,8 +294,6 @@ int loom_cli_data_samples(int argc, char **argv) {
         fprintf(stderr, "megaloom: out of memory\n");
         return 1;
     }
-    static char name[] = "megaloom data samples";
-    argv[0] = name;
     int result = STATUS_USAGE;
     if (argp_parse(&parser, argc, argv, 0, NULL, &given) == 0) {
         loom_status status = run(&given);

@@ -101,18 +101,18 @@ static loom_status read_tokens(const char *text, int64_t *tokens, int64_t *count
 
 /* The directory's own tokenizer; without one, bytes for a vocabulary that is theirs. */
 static loom_status find_tokenizer(const char *directory, int64_t vocabulary, loom_tokenizer **tokenizer) {
-    char path[4096];
-    if (snprintf(path, sizeof path, "%s/tokenizer.json", directory) >= (int)sizeof path)
-        return loom_fail(LOOM_ERR_ARGUMENT, "--hf: the path is too long");
-    bool is_absent = access(path, F_OK) != 0 && errno == ENOENT, bytes = vocabulary == LOOM_BYTE_VOCABULARY;
-    if (is_absent && !bytes)
+    loom_status status = loom_tokenizer_open(directory, tokenizer);
+    if (status == LOOM_ERR_NOT_FOUND && vocabulary == loom_tokenizer_byte()->vocab_size)
+        status = loom_tokenizer_open("byte", tokenizer);
+    if (status == LOOM_ERR_NOT_FOUND)
         return loom_fail(LOOM_ERR_NOT_FOUND,
-            "%s is not there, and a vocabulary of %lld is not the byte tokenizer's; give the prompt by --tokens", path,
-            (long long)vocabulary);
-    LOOM_TRY(loom_tokenizer_open(is_absent ? "byte" : directory, tokenizer));
+            "%s/tokenizer.json is not there, and a vocabulary of %lld is not the byte tokenizer's; give the prompt by "
+            "--tokens",
+            directory, (long long)vocabulary);
+    LOOM_TRY(status);
     if ((*tokenizer)->vocab_size <= vocabulary)
         return LOOM_OK;
-    return loom_fail(LOOM_ERR_CONFIG, "%s has %lld tokens, the model's vocabulary %lld", path,
+    return loom_fail(LOOM_ERR_CONFIG, "%s has %lld tokens, the model's vocabulary %lld", (*tokenizer)->name,
         (long long)(*tokenizer)->vocab_size, (long long)vocabulary);
 }
 

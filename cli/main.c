@@ -23,6 +23,7 @@ static const command commands[] = {
     {"lr", loom_cli_lr, "the learning rate of each step, as numbers and as a drawing"},
     {"config", loom_cli_config, "the run file's fields, or a run file as it is understood"},
     {"data", loom_cli_data, "turn text into a dataset, and look into one"},
+    {"tokenizer", loom_cli_tokenizer, "learn a tokenizer from text, and use one"},
 };
 
 enum { COMMANDS = sizeof commands / sizeof *commands };

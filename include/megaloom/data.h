@@ -60,13 +60,17 @@ LOOM_API const loom_tokenizer *loom_tokenizer_byte(void);
 /* The built-in tokenizer of that name ("byte"); any other is LOOM_ERR_UNSUPPORTED naming what there is. */
 LOOM_API loom_status loom_tokenizer_find(const char *name, const loom_tokenizer **tokenizer);
 
-/* Opens "byte", or a Hugging Face tokenizer.json by its path or that of its directory: byte-level BPE (GPT-2, Llama 3,
- * Qwen) and SentencePiece's BPE (Llama 2, Mistral, Gemma). Ids are those of the `tokenizers` package with special
- * tokens, so that a template's begin of text is put first. What the package would do otherwise is refused when it is
- * opened (LOOM_ERR_UNSUPPORTED, with the place in the file). A byte-level tokenizer gives decoded bytes as they are,
- * also those that are no UTF-8; a run of SentencePiece's byte tokens that is none becomes a U+FFFD for each. eod and
- * bos are the eos_token and bos_token of tokenizer_config.json or special_tokens_map.json beside the file, else a token
- * of a known name. */
+/* Opens "byte", or a tokenizer by the path of its file or directory: a Hugging Face tokenizer.json, of byte-level BPE
+ * (GPT-2, Llama 3, Qwen) or SentencePiece's BPE (Llama 2, Mistral, Gemma); GPT-2's vocab.json with merges.txt beside it
+ * (also encoder.json with vocab.bpe); tiktoken's ranks in a tokenizer.model, with Llama 3's pattern and, where there
+ * are 128000 of them, its special tokens. SentencePiece's tokenizer.model is LOOM_ERR_UNSUPPORTED. Ids are those of the
+ * `tokenizers` package with special tokens, so that a template's begin of text is put first. What the package would do
+ * otherwise is refused when it is opened (LOOM_ERR_UNSUPPORTED, with the place in the file). A byte-level tokenizer
+ * gives decoded bytes as they are, also those that are no UTF-8; a run of SentencePiece's byte tokens that is none
+ * becomes a U+FFFD for each. eod and bos are the eos_token and bos_token of tokenizer_config.json or
+ * special_tokens_map.json beside the file, else a token of a known name. What a letter is in a pattern is said by
+ * PCRE2's Unicode (14 with Debian 12's), so that text with letters of a later one may be cut otherwise than by the
+ * package. */
 LOOM_API loom_status loom_tokenizer_open(const char *name, loom_tokenizer **tokenizer);
 /* Only for what loom_tokenizer_open made; NULL is accepted. */
 LOOM_API void loom_tokenizer_destroy(loom_tokenizer *tokenizer);
@@ -112,6 +116,7 @@ LOOM_API int64_t loom_indexed_sequences(const loom_indexed *indexed); /* n */
 LOOM_API int64_t loom_indexed_documents(const loom_indexed *indexed); /* m - 1 */
 LOOM_API int64_t loom_indexed_tokens(const loom_indexed *indexed);    /* sum of all lengths */
 LOOM_API bool loom_indexed_multimodal(const loom_indexed *indexed);
+LOOM_API int64_t loom_indexed_bin_bytes(const loom_indexed *indexed); /* of PREFIX.bin */
 /* For sequence in [0, n); 0 outside. length in elements; pointer in bytes; mode 0 where there are none. */
 LOOM_API int64_t loom_indexed_length(const loom_indexed *indexed, int64_t sequence);
 LOOM_API int64_t loom_indexed_pointer(const loom_indexed *indexed, int64_t sequence);
@@ -146,35 +151,110 @@ LOOM_API loom_status loom_indexed_writer_finish(loom_indexed_writer *writer);
 /* Frees; unfinished files are removed. NULL is accepted. */
 LOOM_API void loom_indexed_writer_destroy(loom_indexed_writer *writer);
 
+/* Writes the documents of the first set, then those of the second, and so on, as Megatron's add_index does. All are
+ * opened before anything is written, and must have one dtype, and all modes or none (LOOM_ERR_ARGUMENT names the two
+ * sets that differ). Replaces output_prefix as a writer does. */
+LOOM_API loom_status loom_indexed_merge(const char *const *prefixes, int64_t count, const char *output_prefix);
+
 /* ---- Text to indexed dataset ---- */
 
-/* Called now and then by the preprocessing thread; bytes of text done and in all. */
-typedef void (*loom_data_progress)(void *context, int64_t documents, int64_t bytes_done, int64_t bytes_total);
+/* What a document is in a file of text. */
+typedef enum loom_text_format {
+    LOOM_TEXT_AUTO,     /* JSON in files that end in .jsonl, .json or .ndjson, else FILE */
+    LOOM_TEXT_JSON,     /* the member `key` of the object on each line (JSON lines, UTF-8); blank lines are none */
+    LOOM_TEXT_FILE,     /* the whole file */
+    LOOM_TEXT_LINE,     /* each line, without its end (\n or \r\n) */
+    LOOM_TEXT_SEPARATOR /* what lies between the separators, as it is */
+} loom_text_format;
 
+/* Called by the preprocessing thread after each block of documents; bytes of text done and in all. */
+typedef void (*loom_data_progress)(void *context, int64_t documents, int64_t bytes_done, int64_t bytes_total);
+/* Called by the preprocessing thread with why a document is skipped: file, line, fault. Of very many in one block only
+ * the first are told. */
+typedef void (*loom_data_skipped)(void *context, const char *message);
+
+/* All that is zero or NULL has a meaning, so that only what matters need be set. */
 typedef struct loom_data_preprocess_config {
-    const char *const
-        *inputs; /* files, and directories that are searched recursively; taken in the given order, files of
-                    a directory in byte order of their paths; links are followed, hidden files skipped */
+    const char *const *inputs; /* files, patterns as in glob(7), and directories that are searched recursively; taken in
+                                  the given order, files of a directory in byte order of their paths; links are
+                                  followed, hidden files skipped */
     int64_t input_count;
-    const char *suffix;              /* of the files taken out of directories (".pod"); NULL = all */
+    const char *suffix; /* of the files taken out of directories (".pod"); NULL = all */
+    loom_text_format format;
+    const char *separator;           /* of LOOM_TEXT_SEPARATOR: 1 to 4096 bytes */
+    const char *const *json_keys;    /* members to take; several give a dataset each, whose documents
+                                     correspond, and make AUTO mean JSON */
+    int64_t json_key_count;          /* 0 = one, "text" */
     const loom_tokenizer *tokenizer; /* NULL = byte */
-    const char *output_prefix;
+    bool append_eod;                 /* the tokenizer's end of document behind each document */
+    bool strict;                     /* a document that is wrong is an error, else it is skipped and counted */
+    int64_t workers;                 /* threads that encode; 0 = one for each core that this thread may use */
+    const char *output_prefix;   /* PREFIX.bin, PREFIX.idx; of several keys PREFIX_KEY_document, as Megatron has it */
     loom_data_progress progress; /* may be NULL */
-    void *progress_context;
+    loom_data_skipped skipped;   /* may be NULL */
+    void *progress_context;      /* of both */
 } loom_data_preprocess_config;
 
 typedef struct loom_data_preprocess_result {
-    int64_t documents; /* written */
-    int64_t empty;     /* files without a token: skipped */
-    int64_t tokens;    /* ends of documents included */
-    int64_t bytes;     /* of text read */
-    loom_dtype dtype;  /* of the .bin */
+    int64_t documents;     /* written to each dataset */
+    int64_t empty;         /* plain texts without a token: skipped */
+    int64_t invalid;       /* skipped: no JSON, no such member, not UTF-8 and the tokenizer wants it, too long */
+    int64_t tokens;        /* ends of documents included; of all datasets */
+    int64_t bytes;         /* of text read: lines and objects, not only what became tokens */
+    int64_t resumed_bytes; /* of them, by an earlier run that was stopped */
+    loom_dtype dtype;      /* of the .bin */
 } loom_data_preprocess_result;
 
-/* One file is one document of one sequence, its tokens and then the end of document. The same input gives the same
- * bytes. No document at all is LOOM_ERR_NOT_FOUND. */
+/* Each document becomes one sequence: its tokens and, with append_eod, the end of document. An empty text in JSON lines
+ * becomes a document of its end alone, or of no sequence. The same input gives the same bytes, for any number of
+ * workers. Memory is bounded by some blocks of text for each worker and the longest document.
+ *
+ * A run that was stopped (killed, out of disk) leaves temporary files and PREFIX.preprocess, which says how far it was;
+ * the same call goes on there, and gives the bytes of a run that was never stopped. Where configuration or input files
+ * (paths, sizes, times) have changed it begins anew. At no moment does a pair under the names of the output exist that
+ * is not whole. A second run on the same prefix is refused while the first lives (LOOM_ERR_IO).
+ *
+ * LOOM_ERR_ARGUMENT before any input is read: append_eod with a tokenizer that has no end of document, or a value
+ * outside of what is said above. No document at all is LOOM_ERR_NOT_FOUND. */
 LOOM_API loom_status loom_data_preprocess_text(
     const loom_data_preprocess_config *config, loom_data_preprocess_result *result);
+
+/* ---- Text to tokenizer ---- */
+
+/* How text is cut into words, inside of which tokens lie. */
+typedef enum loom_tokenizer_pattern { LOOM_PATTERN_GPT2, LOOM_PATTERN_LLAMA3 } loom_tokenizer_pattern;
+
+/* All that is zero or NULL has a meaning, but for inputs, vocab_size and output. */
+typedef struct loom_tokenizer_train_config {
+    const char *const
+        *inputs; /* this and the next six as for preprocessing; of several keys all texts are learned from */
+    int64_t input_count;
+    const char *suffix;
+    loom_text_format format;
+    const char *separator;
+    const char *const *json_keys;
+    int64_t json_key_count;
+    int64_t vocab_size; /* special tokens, 256 bytes, and as many joins as this leaves room for; at most 2^24 */
+    const char *const *special_tokens; /* ids from 0 on */
+    int64_t special_token_count;       /* 0 = one, "<|endoftext|>", which ends a document */
+    loom_tokenizer_pattern pattern;
+    const char *output;          /* path of the tokenizer.json to write */
+    loom_data_progress progress; /* of reading; may be NULL */
+    loom_data_skipped skipped;   /* may be NULL */
+    void *progress_context;      /* of both */
+} loom_tokenizer_train_config;
+
+typedef struct loom_tokenizer_train_result {
+    int64_t vocab_size;                /* of the file: fewer than asked where the text has no more pairs to join */
+    int64_t documents, invalid, bytes; /* read, skipped, of text read */
+    int64_t words;                     /* different ones */
+} loom_tokenizer_train_result;
+
+/* Learns a byte-level BPE tokenizer: the most frequent pair of neighbours inside words becomes a token, again and
+ * again; of equally frequent ones the pair of lower ids first. The file is Hugging Face's tokenizer.json, which appears
+ * whole or not at all. Words of more than 1024 bytes teach nothing. Memory grows with the number of different words. */
+LOOM_API loom_status loom_tokenizer_train(
+    const loom_tokenizer_train_config *config, loom_tokenizer_train_result *result);
 
 /* ---- Datasets ---- */
 

@@ -47,6 +47,32 @@ static loom_status read_root(loom__reader *r, json_t *root) {
     return loom__read_decoder(r, json_object_get(root, "decoder"));
 }
 
+loom_status loom__reader_begin(const char *name, loom__reader *r) {
+    *r = (loom__reader){.name = name, .made = calloc(1, sizeof *r->made)};
+    if (r->made) {
+        r->made->end = -1;
+        r->made->name = strdup(name);
+    }
+    return r->made && r->made->name ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "%s: no memory", name);
+}
+
+loom_status loom__reader_end(loom__reader *r, loom_status status, loom__tokenizer_json **tokenizer) {
+    free(r->word);
+    if (status == LOOM_OK)
+        *tokenizer = r->made;
+    else
+        loom__tokenizer_json_free(r->made);
+    return status;
+}
+
+loom_status loom__tokenizer_json_build(const char *name, json_t *root, loom__tokenizer_json **tokenizer) {
+    loom__reader r;
+    loom_status status = loom__reader_begin(name, &r);
+    if (status == LOOM_OK)
+        status = read_root(&r, root);
+    return loom__reader_end(&r, status, tokenizer);
+}
+
 loom_status loom__tokenizer_json_read(
     const char *name, const char *text, size_t bytes, loom__tokenizer_json **tokenizer) {
     json_error_t error;
@@ -54,22 +80,8 @@ loom_status loom__tokenizer_json_read(
     if (!root)
         return loom_fail(
             LOOM_ERR_FORMAT, "%s:%d:%d: no tokenizer.json: %s", name, error.line, error.column, error.text);
-    loom__reader r = {.name = name, .made = calloc(1, sizeof *r.made)};
-    loom_status status = LOOM_OK;
-    if (r.made) {
-        r.made->end = -1;
-        r.made->name = strdup(name);
-    }
-    if (!r.made || !r.made->name)
-        status = loom_fail(LOOM_ERR_MEMORY, "%s: no memory", name);
-    if (status == LOOM_OK)
-        status = read_root(&r, root);
+    loom_status status = loom__tokenizer_json_build(name, root, tokenizer);
     json_decref(root);
-    free(r.word);
-    if (status == LOOM_OK)
-        *tokenizer = r.made;
-    else
-        loom__tokenizer_json_free(r.made);
     return status;
 }
 

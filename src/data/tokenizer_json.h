@@ -75,6 +75,14 @@ typedef struct loom__tokenizer_json {
 /* Reads the text of a tokenizer.json; name is for messages. */
 loom_status loom__tokenizer_json_read(
     const char *name, const char *text, size_t bytes, loom__tokenizer_json **tokenizer);
+/* GPT-2's two files: vocab.json, an object of tokens and ids, and merges.txt, a pair a line in the order of their ranks
+ * behind a line "#version". Texts of the vocabulary in `special` (NULL at the end) become special tokens. */
+loom_status loom__tokenizer_json_from_merges(const char *name, const char *vocab, size_t vocab_bytes,
+    const char *merges, size_t merge_bytes, const char *const *special, loom__tokenizer_json **tokenizer);
+/* tiktoken's file: a line is the bytes of a token in base64, a space, and its rank, which is its id. It has neither the
+ * pattern that cuts words, which is taken to be Llama 3's, nor special tokens: with 128000 ranks they are Llama 3's. */
+loom_status loom__tokenizer_json_from_ranks(
+    const char *name, const char *text, size_t bytes, loom__tokenizer_json **tokenizer);
 void loom__tokenizer_json_free(loom__tokenizer_json *tokenizer); /* NULL is accepted */
 
 /* Adds the text to the set; at most LOOM__TOKENIZER_ADDED bytes. */
@@ -101,6 +109,11 @@ loom_status loom__tokenizer_json_decode(
     void *context, const int64_t *tokens, size_t count, char *text, size_t capacity, size_t *bytes);
 /* How many of the first tokens have a text that no later token changes: all but a run of byte tokens at the end. */
 size_t loom__tokenizer_json_settled(void *context, const int64_t *tokens, size_t count);
+/* The words that the text is cut into, one by one, in place of their tokens; what `take` returns ends it. For a
+ * tokenizer without added tokens. */
+typedef loom_status (*loom__word_taker)(void *taker, const char *word, size_t bytes);
+loom_status loom__tokenizer_json_words(
+    const loom__tokenizer_json *tokenizer, const char *text, size_t bytes, loom__word_taker take, void *taker);
 /* The most tokens that a byte of text can become, and those around the text. */
 void loom__tokenizer_json_room(const loom__tokenizer_json *tokenizer, int64_t *per_byte, int64_t *extra);
 

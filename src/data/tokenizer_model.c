@@ -7,13 +7,29 @@
 #include <stdlib.h>
 #include <string.h>
 
+static bool is_own_letter(unsigned byte) {
+    return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
+}
+
 static void fill_byte_letters(loom__reader *r) {
     short next = 256;
     memset(r->byte_of, 0xff, sizeof r->byte_of);
-    for (short byte = 0; byte < 256; byte++) {
-        bool itself = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-        r->byte_of[itself ? byte : next++] = byte;
+    for (short byte = 0; byte < 256; byte++)
+        r->byte_of[is_own_letter((unsigned)byte) ? byte : next++] = byte;
+}
+
+size_t loom__byte_letters(const char *text, size_t bytes, char *letters) {
+    unsigned letter_of[256], next = 256;
+    for (unsigned byte = 0; byte < 256; byte++)
+        letter_of[byte] = is_own_letter(byte) ? byte : next++;
+    size_t made = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        unsigned letter = letter_of[(unsigned char)text[i]];
+        if (letter >= 0x80)
+            letters[made++] = (char)(0xc0 | letter >> 6);
+        letters[made++] = (char)(letter < 0x80 ? letter : 0x80 | (letter & 0x3f));
     }
+    return made;
 }
 
 /* A vocabulary's text as the bytes that words are made of, in r->word. False: no word becomes it, the text is as it
@@ -68,7 +84,7 @@ static loom_status normal_text(
     return LOOM_OK;
 }
 
-static const char *keep_text(loom__reader *r, const char *text, size_t bytes) {
+const char *loom__reader_keep(loom__reader *r, const char *text, size_t bytes) {
     char *kept = r->end;
     memcpy(kept, text, bytes);
     r->end += bytes;
@@ -106,11 +122,9 @@ static loom_status measure(loom__reader *r, const json_t *vocab, const json_t *a
     return LOOM_OK;
 }
 
-static loom_status read_vocabulary(loom__reader *r, json_t *vocab, const json_t *added) {
+loom_status loom__reader_begin_model(loom__reader *r, uint64_t ids, size_t bytes) {
     loom__tokenizer_json *made = r->made;
-    uint64_t ids = 0;
-    size_t bytes = 0;
-    LOOM_TRY(measure(r, vocab, added, &ids, &bytes));
+    fill_byte_letters(r);
     LOOM_TRY(loom__bpe_create(&made->bpe, (uint32_t)ids));
     made->texts = malloc(bytes + 1);
     made->flags = calloc(ids + 1, sizeof *made->flags);
@@ -120,6 +134,15 @@ static loom_status read_vocabulary(loom__reader *r, json_t *vocab, const json_t 
         return loom_fail(LOOM_ERR_MEMORY, "%s: no memory for %llu tokens", r->name, (unsigned long long)ids);
     memset(made->bytes, 0xff, (ids + 1) * sizeof *made->bytes);
     r->end = made->texts;
+    return LOOM_OK;
+}
+
+static loom_status read_vocabulary(loom__reader *r, json_t *vocab, const json_t *added) {
+    loom__tokenizer_json *made = r->made;
+    uint64_t ids = 0;
+    size_t bytes = 0;
+    LOOM_TRY(measure(r, vocab, added, &ids, &bytes));
+    LOOM_TRY(loom__reader_begin_model(r, ids, bytes));
     const char *text;
     json_t *value;
     json_object_foreach(vocab, text, value) {
@@ -129,7 +152,7 @@ static loom_status read_vocabulary(loom__reader *r, json_t *vocab, const json_t 
         if (made->bpe.pieces[id].text)
             return loom_fail(
                 LOOM_ERR_FORMAT, "%s: model.vocab: '%.100s' has id %u, which another token has", r->name, text, id);
-        loom__bpe_add(&made->bpe, id, keep_text(r, r->word, length), (uint32_t)length, is_word);
+        loom__bpe_add(&made->bpe, id, loom__reader_keep(r, r->word, length), (uint32_t)length, is_word);
     }
     return LOOM_OK;
 }
@@ -214,7 +237,6 @@ loom_status loom__read_bpe_model(loom__reader *r, json_t *model, const json_t *a
     static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     loom__bpe *bpe = &r->made->bpe;
     bool fallback, join_unknown, whole;
-    fill_byte_letters(r);
     if (!json_is_object(model))
         return loom__reader_wrong(r, "model", model, "an object");
     /* Files of before 2021 have no type; they are BPE. */
@@ -274,7 +296,7 @@ static loom_status read_added_token(loom__reader *r, const json_t *token, loom__
     if (bytes == 0 || bytes > LOOM__TOKENIZER_ADDED)
         return loom__reader_wrong(r, "added_tokens.content", token, "1 to 1024 bytes when normalized");
     if (!piece->text) /* it decodes to what it is found as */
-        loom__bpe_add(&r->made->bpe, id, keep_text(r, text, bytes), (uint32_t)bytes, false);
+        loom__bpe_add(&r->made->bpe, id, loom__reader_keep(r, text, bytes), (uint32_t)bytes, false);
     return loom__trie_add(text == normal->text ? &r->made->normal : &r->made->raw, text, bytes, id);
 }
 

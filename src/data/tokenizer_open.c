@@ -82,15 +82,113 @@ static loom_status read_ends(const loom__tokenizer_json *json, const char *path,
     return LOOM_OK;
 }
 
+/* ---- which file it is ---- */
+
+typedef enum kind { KIND_JSON, KIND_MERGES, KIND_RANKS } kind;
+
+/* Names by which files of each kind are known; the second file of a pair. In the order in which a folder is searched.
+ */
+static const struct {
+    const char *name, *other;
+    kind kind;
+} known_files[] = {
+    {"tokenizer.json", NULL, KIND_JSON},
+    {"vocab.json", "merges.txt", KIND_MERGES},
+    {"encoder.json", "vocab.bpe", KIND_MERGES},
+    {"tokenizer.model", NULL, KIND_RANKS},
+};
+enum { KNOWN_FILES = sizeof known_files / sizeof *known_files };
+
+static bool is_there(const char *path, bool *folder) {
+    struct stat found;
+    bool there = stat(path, &found) == 0;
+    *folder = there && S_ISDIR(found.st_mode);
+    return there;
+}
+
+static bool is_named(const char *path, const char *name) {
+    const char *slash = strrchr(path, '/');
+    return strcmp(slash ? slash + 1 : path, name) == 0;
+}
+
+/* path/name where path is a folder, else name beside path. */
+static char *path_beside(const char *path, const char *name, bool folder) {
+    const char *slash = strrchr(path, '/');
+    char *made = NULL;
+    int length = folder ? (int)strlen(path) : slash ? (int)(slash - path) : 0;
+    return asprintf(&made, "%.*s%s%s", length, path, folder || slash ? "/" : "", name) < 0 ? NULL : made;
+}
+
+/* The file of a folder, or the path itself, and its kind (a number in known_files, 0 where the name says nothing). */
+static loom_status find_file(const char *name, char **path, int *known) {
+    bool folder, other;
+    if (!is_there(name, &folder) || !folder) {
+        *known = 0;
+        for (int i = 0; i < KNOWN_FILES; i++)
+            if (is_named(name, known_files[i].name))
+                *known = i;
+        *path = strdup(name);
+        return *path ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "%s: no memory", name);
+    }
+    for (*known = 0; *known < KNOWN_FILES; ++*known) {
+        *path = path_beside(name, known_files[*known].name, true);
+        if (!*path)
+            return loom_fail(LOOM_ERR_MEMORY, "%s: no memory", name);
+        if (is_there(*path, &other))
+            return LOOM_OK;
+        free(*path);
+    }
+    return loom_fail(LOOM_ERR_NOT_FOUND,
+        "%s: has no tokenizer, expected tokenizer.json, vocab.json and merges.txt, or tokenizer.model", name);
+}
+
+/* ---- opening ---- */
+
 static void destroy_json(void *context) {
     loom__tokenizer_json_free(context);
 }
 
-static loom_status open_json(const char *path, loom_tokenizer *made) {
+static loom_status read_merges(
+    const char *path, const char *other, const loom__mapping *vocab, loom__tokenizer_json **json) {
+    const char *special[KNOWN_ENDS + KNOWN_BEGINS + 1] = {NULL};
+    memcpy(special, known_ends, sizeof known_ends);
+    memcpy(special + KNOWN_ENDS, known_begins, sizeof known_begins);
+    char *merges_path = path_beside(path, other, false);
+    if (!merges_path)
+        return loom_fail(LOOM_ERR_MEMORY, "%s: no memory", path);
+    loom__mapping merges;
+    loom_status status = loom__map_file(merges_path, &merges);
+    free(merges_path);
+    LOOM_TRY(status);
+    status = loom__tokenizer_json_from_merges(
+        path, (const char *)vocab->data, vocab->bytes, (const char *)merges.data, merges.bytes, special, json);
+    loom__unmap_file(&merges);
+    return status;
+}
+
+static loom_status read_file(const char *path, int known, const loom__mapping *text, loom__tokenizer_json **json) {
+    const char *data = (const char *)text->data;
+    switch (known_files[known].kind) {
+    case KIND_MERGES:
+        return read_merges(path, known_files[known].other, text, json);
+    case KIND_RANKS:
+        /* SentencePiece's file of the same name begins with the tag of a message. */
+        if (text->bytes > 0 && data[0] == '\n')
+            return loom_fail(LOOM_ERR_UNSUPPORTED,
+                "%s: not supported yet: SentencePiece's model, there is: tiktoken's, and the tokenizer.json that "
+                "transformers makes of it (AutoTokenizer.from_pretrained, then save_pretrained)",
+                path);
+        return loom__tokenizer_json_from_ranks(path, data, text->bytes, json);
+    default:
+        return loom__tokenizer_json_read(path, data, text->bytes, json);
+    }
+}
+
+static loom_status open_file(const char *path, int known, loom_tokenizer *made) {
     loom__mapping text;
     LOOM_TRY(loom__map_file(path, &text));
     loom__tokenizer_json *json = NULL;
-    loom_status status = loom__tokenizer_json_read(path, (const char *)text.data, text.bytes, &json);
+    loom_status status = read_file(path, known, &text, &json);
     loom__unmap_file(&text);
     LOOM_TRY(status);
     int64_t begin, end;
@@ -113,23 +211,25 @@ static loom_status open_json(const char *path, loom_tokenizer *made) {
     return LOOM_OK;
 }
 
+static loom_status open_named(const char *name, loom_tokenizer *made) {
+    bool folder, there = is_there(name, &folder), ends = loom__ends_with(name, ".json");
+    if (!there && !strchr(name, '/') && !ends && !loom__ends_with(name, ".model"))
+        return loom_fail(LOOM_ERR_UNSUPPORTED,
+            "not supported yet: tokenizer '%.100s', there is: byte, and the path of a tokenizer.json, vocab.json "
+            "(merges.txt beside it) or tokenizer.model, or of the directory that holds it",
+            name);
+    char *path;
+    int known;
+    LOOM_TRY(find_file(name, &path, &known));
+    loom_status status = open_file(path, known, made);
+    free(path);
+    return status;
+}
+
 loom_status loom_tokenizer_open(const char *name, loom_tokenizer **tokenizer) {
-    struct stat found;
-    bool is_there = stat(name, &found) == 0;
     loom_tokenizer made = *loom_tokenizer_byte();
-    if (strcmp(name, "byte") != 0) {
-        if (!is_there && !strchr(name, '/') && !loom__ends_with(name, ".json"))
-            return loom_fail(LOOM_ERR_UNSUPPORTED,
-                "not supported yet: tokenizer '%.100s', there is: byte, and the path of a tokenizer.json or of the "
-                "directory that holds it",
-                name);
-        char *path = loom__path_join(name, "", is_there && S_ISDIR(found.st_mode) ? "/tokenizer.json" : "");
-        if (!path)
-            return loom_fail(LOOM_ERR_MEMORY, "%s: no memory", name);
-        loom_status status = open_json(path, &made);
-        free(path);
-        LOOM_TRY(status);
-    }
+    if (strcmp(name, "byte") != 0)
+        LOOM_TRY(open_named(name, &made));
     loom_tokenizer *kept = malloc(sizeof *kept);
     if (!kept) {
         if (made.destroy)

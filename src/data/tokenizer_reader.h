@@ -16,6 +16,16 @@ typedef struct loom__reader {
     char *end; /* of the texts written so far */
 } loom__reader;
 
+/* Makes what is read into; loom__reader_end gives it away with LOOM_OK, else frees it and passes the status on. */
+loom_status loom__reader_begin(const char *name, loom__reader *r);
+loom_status loom__reader_end(loom__reader *r, loom_status status, loom__tokenizer_json **tokenizer);
+
+/* What the root of a tokenizer.json says; borrowed. */
+loom_status loom__tokenizer_json_build(const char *name, json_t *root, loom__tokenizer_json **tokenizer);
+
+/* The regular expression by which Llama 3 cuts words. */
+extern const char loom__llama3_pattern[];
+
 /* ---- what the parts share ---- */
 
 /* LOOM_ERR_FORMAT: `where` is what was found, or missing where that is NULL, and what was expected. */
@@ -41,6 +51,12 @@ loom_status loom__reader_steps(
 
 loom_status loom__read_normalizers(loom__reader *r, json_t *object);
 loom_status loom__read_splitters(loom__reader *r, json_t *object);
+/* An empty model, for ids below `ids`, whose texts have so many bytes in all and r->longest at most each. */
+loom_status loom__reader_begin_model(loom__reader *r, uint64_t ids, size_t bytes);
+/* A copy of the text that lives as long as the model. */
+const char *loom__reader_keep(loom__reader *r, const char *text, size_t bytes);
+/* The text that stands for bytes in byte-level vocabularies, in UTF-8: `letters` has room for 2 * bytes. */
+size_t loom__byte_letters(const char *text, size_t bytes, char *letters);
 /* The model, with room for the added tokens. */
 loom_status loom__read_bpe_model(loom__reader *r, json_t *model, const json_t *added);
 loom_status loom__read_added_tokens(loom__reader *r, const json_t *list);

@@ -137,6 +137,8 @@ typedef struct encoding {
     loom__buffer normal, swap, changed[LOOM__TOKENIZER_STEPS]; /* the last: of each splitter */
     pcre2_match_data *match;
     pcre2_match_context *limits;
+    loom__word_taker take; /* NULL: words are encoded */
+    void *taker;
 } encoding;
 
 static loom_status put(encoding *e, const uint32_t *ids, size_t count) {
@@ -149,6 +151,8 @@ static loom_status put(encoding *e, const uint32_t *ids, size_t count) {
 }
 
 static loom_status encode_word(encoding *e, const char *text, size_t bytes) {
+    if (e->take)
+        return e->take(e->taker, text, bytes);
     size_t count = 0;
     LOOM_TRY(loom__bpe_encode(&e->tokenizer->bpe, text, bytes, &e->scratch, &count));
     return put(e, e->scratch.symbols, count);
@@ -333,13 +337,18 @@ static void end(encoding *e) {
         free(e->changed[i].text);
 }
 
+static loom_status check_text(const loom__tokenizer_json *tokenizer, const char *text, size_t bytes) {
+    size_t valid = bytes > PTRDIFF_MAX ? 0 : utf8_prefix(text, bytes);
+    if (valid == bytes)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_ARGUMENT, "byte %zu of the text (0x%02x) is not UTF-8, which %s works on", valid,
+        (unsigned)(unsigned char)text[valid], tokenizer->name);
+}
+
 loom_status loom__tokenizer_json_encode(
     void *context, const char *text, size_t bytes, int64_t *tokens, size_t capacity, size_t *count) {
     const loom__tokenizer_json *tokenizer = context;
-    size_t valid = bytes > PTRDIFF_MAX ? 0 : utf8_prefix(text, bytes);
-    if (valid < bytes)
-        return loom_fail(LOOM_ERR_ARGUMENT, "byte %zu of the text (0x%02x) is not UTF-8, which %s works on", valid,
-            (unsigned)(unsigned char)text[valid], tokenizer->name);
+    LOOM_TRY(check_text(tokenizer, text, bytes));
     encoding e = {.tokenizer = tokenizer, .tokens = tokens, .capacity = capacity};
     loom_status status = begin(&e, bytes);
     if (status == LOOM_OK)
@@ -351,6 +360,17 @@ loom_status loom__tokenizer_json_encode(
     end(&e);
     if (status == LOOM_OK)
         *count = e.count;
+    return status;
+}
+
+loom_status loom__tokenizer_json_words(
+    const loom__tokenizer_json *tokenizer, const char *text, size_t bytes, loom__word_taker take, void *taker) {
+    LOOM_TRY(check_text(tokenizer, text, bytes));
+    encoding e = {.tokenizer = tokenizer, .take = take, .taker = taker};
+    loom_status status = begin(&e, bytes);
+    if (status == LOOM_OK && bytes > 0)
+        status = encode_raw(&e, text, bytes, true);
+    end(&e);
     return status;
 }
 

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -90,23 +91,76 @@ char *loom__path_join(const char *a, const char *between, const char *b) {
     return asprintf(&path, "%s%s%s", a, between, b) < 0 ? NULL : path;
 }
 
-loom_status loom__new_file_create(const char *path, loom__new_file *file) {
+/* Frees what was made and leaves the temporary file, which is not ours. */
+static loom_status fail_open(loom__new_file *made, loom_status status) {
+    free(made->temporary);
+    made->temporary = NULL;
+    loom__new_file_destroy(made);
+    return status;
+}
+
+static loom_status make_new_file(const char *path, loom__new_file *file) {
     loom__new_file made = {.descriptor = -1};
     made.path = strdup(path);
     made.temporary = loom__path_join(path, "", ".tmp");
     made.buffer = malloc(BUFFER_BYTES);
-    if (!made.path || !made.temporary || !made.buffer) {
-        loom__new_file_destroy(&made);
-        return loom_fail(LOOM_ERR_MEMORY, "%s: no memory to write it", path);
+    if (!made.path || !made.temporary || !made.buffer)
+        return fail_open(&made, loom_fail(LOOM_ERR_MEMORY, "%s: no memory to write it", path));
+    *file = made;
+    return LOOM_OK;
+}
+
+/* Opens the temporary file for this writer alone. A lock is won on an open file, and until then another writer may have
+ * renamed that file away: then it is no longer the one under the name, and must not be touched. */
+static loom_status open_locked(const char *temporary, int flags, int *descriptor) {
+    for (;;) {
+        int opened = open(temporary, O_RDWR | O_CLOEXEC | flags, 0666);
+        if (opened < 0)
+            return loom_fail(flags & O_CREAT ? LOOM_ERR_IO : loom__errno_status(errno), "%s: cannot be %s: %s",
+                temporary, flags & O_CREAT ? "created" : "opened", strerror(errno));
+        if (flock(opened, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+            close(opened);
+            return loom_fail(LOOM_ERR_IO, "%s: is being written by another process", temporary);
+        }
+        struct stat held, named;
+        if (fstat(opened, &held) == 0 && stat(temporary, &named) == 0 && held.st_ino == named.st_ino &&
+            held.st_dev == named.st_dev) {
+            *descriptor = opened;
+            return LOOM_OK;
+        }
+        close(opened);
     }
-    made.descriptor = open(made.temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (made.descriptor < 0) {
-        loom_status status = loom_fail(LOOM_ERR_IO, "%s: cannot be created: %s", made.temporary, strerror(errno));
-        free(made.temporary); /* so that destroy does not remove what is not ours */
-        made.temporary = NULL;
-        loom__new_file_destroy(&made);
-        return status;
-    }
+}
+
+loom_status loom__new_file_create(const char *path, loom__new_file *file) {
+    loom__new_file made;
+    LOOM_TRY(make_new_file(path, &made));
+    loom_status status = open_locked(made.temporary, O_CREAT, &made.descriptor);
+    if (status == LOOM_OK && ftruncate(made.descriptor, 0) != 0)
+        status = loom_fail(LOOM_ERR_IO, "%s: cannot be emptied: %s", made.temporary, strerror(errno));
+    if (status != LOOM_OK)
+        return fail_open(&made, status);
+    *file = made;
+    return LOOM_OK;
+}
+
+loom_status loom__new_file_resume(const char *path, uint64_t bytes, loom__new_file *file) {
+    loom__new_file made;
+    LOOM_TRY(make_new_file(path, &made));
+    loom_status status = open_locked(made.temporary, 0, &made.descriptor);
+    struct stat found;
+    if (status == LOOM_OK && fstat(made.descriptor, &found) != 0)
+        status = loom_fail(LOOM_ERR_IO, "%s: cannot be read: %s", made.temporary, strerror(errno));
+    if (status == LOOM_OK && (uint64_t)found.st_size < bytes)
+        status = loom_fail(LOOM_ERR_NOT_FOUND, "%s: has %lld bytes, expected at least %llu", made.temporary,
+            (long long)found.st_size, (unsigned long long)bytes);
+    if (status == LOOM_OK &&
+        (ftruncate(made.descriptor, (off_t)bytes) != 0 || lseek(made.descriptor, (off_t)bytes, SEEK_SET) < 0))
+        status = loom_fail(LOOM_ERR_IO, "%s: cannot be cut to %llu bytes: %s", made.temporary,
+            (unsigned long long)bytes, strerror(errno));
+    if (status != LOOM_OK)
+        return fail_open(&made, status);
+    made.bytes = bytes;
     *file = made;
     return LOOM_OK;
 }
@@ -158,12 +212,31 @@ loom_status loom__new_file_sync(loom__new_file *file) {
     LOOM_TRY(check_sound(file));
     LOOM_TRY(write_all(file, file->buffer, file->buffered));
     file->buffered = 0;
-    if (fsync(file->descriptor) != 0)
-        return fail_errno(file, "flushing to the disk");
-    int closed = close(file->descriptor);
-    file->descriptor = -1;
-    if (closed != 0)
-        return fail_errno(file, "closing");
+    return fsync(file->descriptor) != 0 ? fail_errno(file, "flushing to the disk") : LOOM_OK;
+}
+
+loom_status loom__new_file_read_back(
+    loom__new_file *file, loom_status (*take)(void *context, const void *data, size_t bytes), void *context) {
+    LOOM_TRY(check_sound(file));
+    if (file->buffered == file->bytes)
+        return file->bytes > 0 ? take(context, file->buffer, file->buffered) : LOOM_OK;
+    LOOM_TRY(write_all(file, file->buffer, file->buffered));
+    file->buffered = 0;
+    for (uint64_t at = 0; at < file->bytes;) {
+        size_t wanted = file->bytes - at < BUFFER_BYTES ? (size_t)(file->bytes - at) : BUFFER_BYTES;
+        for (size_t have = 0; have < wanted;) {
+            ssize_t got = pread(file->descriptor, file->buffer + have, wanted - have, (off_t)(at + have));
+            if (got < 0 && errno == EINTR)
+                continue;
+            if (got == 0)
+                errno = EIO;
+            if (got <= 0)
+                return fail_errno(file, "reading back");
+            have += (size_t)got;
+        }
+        LOOM_TRY(take(context, file->buffer, wanted));
+        at += wanted;
+    }
     return LOOM_OK;
 }
 
@@ -188,15 +261,24 @@ loom_status loom__new_file_commit(loom__new_file *file) {
     }
     free(file->temporary);
     file->temporary = NULL;
+    /* Its lock held until the name was changed, so that no other writer got at it in between. */
+    close(file->descriptor);
+    file->descriptor = -1;
     sync_folder(file->path);
     return LOOM_OK;
 }
 
+void loom__new_file_abandon(loom__new_file *file) {
+    free(file->temporary);
+    file->temporary = NULL;
+    loom__new_file_destroy(file);
+}
+
 void loom__new_file_destroy(loom__new_file *file) {
-    if (file->descriptor >= 0 && file->path)
-        close(file->descriptor);
     if (file->temporary)
         unlink(file->temporary);
+    if (file->descriptor >= 0 && file->path)
+        close(file->descriptor);
     free(file->path);
     free(file->temporary);
     free(file->buffer);

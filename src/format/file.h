@@ -41,10 +41,11 @@ loom_status loom__map_file(const char *path, loom__mapping *mapping);
 void loom__unmap_file(loom__mapping *mapping);
 
 /* A file that is written to `path`.tmp in a stream and renamed to `path` by commit. After a failure its content is
- * unknown, so that every later call but destroy fails with the same status. */
+ * unknown, so that every later call but destroy fails with the same status. Until then the temporary file is locked: a
+ * second writer of the same path, in this process or another, is refused (LOOM_ERR_IO). */
 typedef struct loom__new_file {
     char *path, *temporary;
-    int descriptor; /* -1 once closed */
+    int descriptor; /* -1 once committed */
     unsigned char *buffer;
     size_t buffered;
     uint64_t bytes;     /* written so far, the buffered ones included */
@@ -52,13 +53,23 @@ typedef struct loom__new_file {
 } loom__new_file;
 
 loom_status loom__new_file_create(const char *path, loom__new_file *file);
+/* Goes on behind the first `bytes` of a temporary file that was left; LOOM_ERR_NOT_FOUND where it is missing or
+ * shorter.
+ */
+loom_status loom__new_file_resume(const char *path, uint64_t bytes, loom__new_file *file);
 loom_status loom__new_file_write(loom__new_file *file, const void *data, size_t bytes);
 /* Writes out and flushes to the disk; the file still has its temporary name. */
 loom_status loom__new_file_sync(loom__new_file *file);
+/* Hands all that was written so far to `take`, in order, in parts of a whole number of 8-byte elements but the last.
+ * The file may be written to further. */
+loom_status loom__new_file_read_back(
+    loom__new_file *file, loom_status (*take)(void *context, const void *data, size_t bytes), void *context);
 /* Renames a synced file to its name and makes the name durable. */
 loom_status loom__new_file_commit(loom__new_file *file);
 /* Frees; what was not committed is removed. A cleared struct is accepted. */
 void loom__new_file_destroy(loom__new_file *file);
+/* Frees and leaves the temporary file, for loom__new_file_resume. */
+void loom__new_file_abandon(loom__new_file *file);
 
 /* a + b as a new path joined by `between` ("/", ""), or NULL when memory is short. Free with free. */
 char *loom__path_join(const char *a, const char *between, const char *b);

@@ -229,6 +229,10 @@ bool loom_indexed_multimodal(const loom_indexed *indexed) {
     return indexed->view.modes != NULL;
 }
 
+int64_t loom_indexed_bin_bytes(const loom_indexed *indexed) {
+    return (int64_t)indexed->bin.bytes;
+}
+
 int64_t loom_indexed_length(const loom_indexed *indexed, int64_t sequence) {
     return has_sequence(indexed, sequence) ? loom__load_i32(indexed->view.lengths + 4 * sequence) : 0;
 }

@@ -30,4 +30,20 @@ loom_status loom__indexed_check(
 loom_status loom__indexed_open_memory(
     const char *prefix, const void *idx, size_t idx_bytes, const void *bin, size_t bin_bytes, loom_indexed **indexed);
 
+/* How far a writer is, at the end of a document. */
+typedef struct loom__indexed_mark {
+    uint64_t bin_bytes;
+    int64_t sequences, documents;
+} loom__indexed_mark;
+
+/* Flushes all that was written to the disk and says how much that is. */
+loom_status loom__indexed_writer_mark(loom_indexed_writer *writer, loom__indexed_mark *mark);
+/* Goes on behind the mark of a writer of the same dtype whose process ended, or that was abandoned; what it wrote after
+ * the mark is dropped. LOOM_ERR_NOT_FOUND where its temporary files are missing or shorter: they are left as they are.
+ */
+loom_status loom__indexed_writer_resume(const char *prefix, loom_dtype dtype, bool multimodal,
+    const loom__indexed_mark *mark, loom_indexed_writer **writer);
+/* Frees and leaves the temporary files. NULL is accepted. */
+void loom__indexed_writer_abandon(loom_indexed_writer *writer);
+
 #endif

@@ -363,19 +363,50 @@ loom_status loom__hf_directory_copy_companions(const char *source, const char *d
     return LOOM_OK;
 }
 
+/* Which of them a tokenizer that was opened by `path` lies in: [i][0], and its name in a Hugging Face directory. */
+static const char *const tokenizer_files[][2] = {{"tokenizer.json", "tokenizer.json"}, {"vocab.json", "vocab.json"},
+    {"encoder.json", "vocab.json"}, {"tokenizer.model", "tokenizer.model"}};
+/* What goes along, where it is there. */
+static const char *const beside_tokenizers[][2] = {{"merges.txt", "merges.txt"}, {"vocab.bpe", "merges.txt"},
+    {"special_tokens_map.json", "special_tokens_map.json"}, {"tokenizer_config.json", "tokenizer_config.json"}};
+
+/* A file of any other name is a tokenizer.json. */
+static size_t tokenizer_of_folder(const char *folder, const char *name) {
+    size_t count = sizeof tokenizer_files / sizeof *tokenizer_files;
+    for (size_t i = 0; i < count; i++) {
+        char *path = name ? NULL : loom__path_join(folder, "/", tokenizer_files[i][0]);
+        bool found = name ? strcmp(name, tokenizer_files[i][0]) == 0 : path && access(path, F_OK) == 0;
+        free(path);
+        if (found)
+            return i;
+    }
+    return 0;
+}
+
+static loom_status copy_as(const char *from, const char *directory, const char *name) {
+    char *to = loom__path_join(directory, "/", name);
+    loom_status status = from && to ? copy(from, to) : no_memory(directory);
+    free(to);
+    return status;
+}
+
 loom_status loom__hf_directory_copy_tokenizer(const char *path, const char *directory) {
-    static const char *const beside[] = {"special_tokens_map.json", "tokenizer_config.json"};
     struct stat found;
     bool is_folder = stat(path, &found) == 0 && S_ISDIR(found.st_mode);
     const char *slash = strrchr(path, '/');
-    char *file = loom__path_join(path, "", is_folder ? "/tokenizer.json" : "");
-    char *to = loom__path_join(directory, "/", "tokenizer.json");
     char *folder = is_folder ? strdup(path) : slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
-    loom_status status = file && to && folder ? copy(file, to) : no_memory(directory);
-    for (size_t i = 0; !status && i < sizeof beside / sizeof *beside; i++)
-        status = copy_into(folder, beside[i], directory);
+    if (!folder)
+        return no_memory(directory);
+    size_t which = tokenizer_of_folder(folder, is_folder ? NULL : slash ? slash + 1 : path);
+    char *file = is_folder ? loom__path_join(folder, "/", tokenizer_files[which][0]) : strdup(path);
+    loom_status status = copy_as(file, directory, tokenizer_files[which][1]);
     free(file);
-    free(to);
+    for (size_t i = 0; !status && i < sizeof beside_tokenizers / sizeof *beside_tokenizers; i++) {
+        file = loom__path_join(folder, "/", beside_tokenizers[i][0]);
+        if (!file || access(file, F_OK) == 0)
+            status = copy_as(file, directory, beside_tokenizers[i][1]);
+        free(file);
+    }
     free(folder);
     return status;
 }

@@ -27,8 +27,8 @@ loom_status loom__hf_directory_write(const char *directory, const char *name, co
 /* Copies the files that belong to a model beside its weights and config.json (tokenizer, generation_config.json), those
  * that `source` has. */
 loom_status loom__hf_directory_copy_companions(const char *source, const char *directory);
-/* Copies the tokenizer.json at `path`, or in the directory there, and the files beside it that name its special tokens.
- */
+/* Copies the tokenizer's file at `path`, or in the directory there, under its usual name, and the files beside it that
+ * belong to it or name its special tokens. */
 loom_status loom__hf_directory_copy_tokenizer(const char *path, const char *directory);
 
 #endif

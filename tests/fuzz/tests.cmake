@@ -9,6 +9,7 @@ set(fuzz_room_split room_base)
 set(fuzz_room_stages room_layout)
 set(fuzz_room_tokenizer room_data)
 set(fuzz_room_finetune room_data)
+set(fuzz_room_jsonl room_data)
 
 file(GLOB fuzz_sources CONFIGURE_DEPENDS tests/fuzz/*.c)
 foreach(source IN LISTS fuzz_sources)

@@ -125,6 +125,25 @@ static void check_rewritten(const loom_indexed *set, const char *prefix, const c
     unlink(copy);
 }
 
+/* What the reference joined, joined again, gives the reference's bytes. */
+static void check_merged(const json_t *from, const char *prefix, const char *id) {
+    enum { MOST = 8 };
+    char paths[MOST][4096], copy[] = "/tmp/loom-golden-XXXXXX";
+    const char *inputs[MOST];
+    expect(size_of(from) >= 1 && size_of(from) <= MOST);
+    for (int64_t i = 0; i < size_of(from); i++) {
+        prefix_of(paths[i], sizeof paths[i], "indexed", json_string_value(json_array_get(from, (size_t)i)));
+        inputs[i] = paths[i];
+    }
+    int descriptor = mkstemp(copy);
+    expect(descriptor >= 0);
+    close(descriptor);
+    assert_ok(loom_indexed_merge(inputs, size_of(from), copy));
+    check_same_file(prefix, copy, ".idx", id);
+    check_same_file(prefix, copy, ".bin", id);
+    unlink(copy);
+}
+
 static void run_indexed(const json_t *entry, const char *id) {
     char prefix[4096];
     prefix_of(prefix, sizeof prefix, "indexed", golden_string(entry, "file", "?"));
@@ -152,6 +171,8 @@ static void run_indexed(const json_t *entry, const char *id) {
     json_t *row;
     json_array_foreach(json_object_get(entry, "get"), i, row) check_get(set, row, id);
     check_rewritten(set, prefix, id);
+    if (json_object_get(entry, "merged_from"))
+        check_merged(json_object_get(entry, "merged_from"), prefix, id);
     loom_indexed_close(set);
     ran++;
 }

@@ -1,11 +1,13 @@
-/* Golden tokenizers: ids and decoded texts of the `tokenizers` package, one folder with tokenizer.json and cases.json
- * for each kind. */
+/* Golden tokenizers: ids and decoded texts of the `tokenizers` package (for ranks: of tiktoken), one folder with a
+ * tokenizer and cases.json for each kind; and what that package learns from a text, PATTERN_SIZE.json beside text.txt.
+ */
 #include "support/golden.h"
 
 #include <megaloom/data.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -151,8 +153,55 @@ static void ids_and_texts_are_those_of_the_tokenizers_package(void **state) {
     assert_true(counted.ran > 0);
 }
 
+/* tokenizer_train/llama3_2000.json: the pattern and the size of the vocabulary. */
+static void check_training(const char *path) {
+    static const char *const special[] = {"<|endoftext|>", "<|pad|>"};
+    char text[4096], output[] = "/tmp/loom-golden-XXXXXX", pattern[16];
+    const char *inputs[] = {text};
+    int size;
+    snprintf(text, sizeof text, "%.*s/text.txt", (int)(strrchr(path, '/') - path), path);
+    assert_int_equal(sscanf(strrchr(path, '/'), "/%15[a-z0-9]_%d.json", pattern, &size), 2);
+    int descriptor = mkstemp(output);
+    assert_true(descriptor >= 0);
+    close(descriptor);
+    const loom_tokenizer_train_config config = {.inputs = inputs,
+        .input_count = 1,
+        .vocab_size = size,
+        .special_tokens = special,
+        .special_token_count = 2,
+        .pattern = strcmp(pattern, "llama3") == 0 ? LOOM_PATTERN_LLAMA3 : LOOM_PATTERN_GPT2,
+        .output = output};
+    loom_tokenizer_train_result result;
+    if (loom_tokenizer_train(&config, &result) != LOOM_OK)
+        fail_msg("%s", loom_error_message());
+    assert_int_equal(result.vocab_size, size);
+    json_t *learned = golden_json(output), *wanted = golden_json(path);
+    static const char *const parts[] = {"vocab", "merges"};
+    for (int i = 0; i < 2; i++)
+        if (!json_equal(json_object_get(json_object_get(learned, "model"), parts[i]),
+                json_object_get(json_object_get(wanted, "model"), parts[i])))
+            fail_msg("%s: another %s is learned", path, parts[i]);
+    json_decref(learned);
+    json_decref(wanted);
+    unlink(output);
+}
+
+static void what_is_learned_is_what_the_tokenizers_package_learns(void **state) {
+    (void)state;
+    glob_t files = golden_glob("tokenizer_train/*_*.json");
+    for (size_t i = 0; i < files.gl_pathc; i++)
+        check_training(files.gl_pathv[i]);
+    print_message("tokenizer_train: %d cases ran, 0 left out\n", (int)files.gl_pathc);
+    bool none = files.gl_pathc == 0;
+    globfree(&files);
+    if (none && getenv("MEGALOOM_GOLDEN"))
+        skip();
+    assert_false(none);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_learned_is_what_the_tokenizers_package_learns),
         cmocka_unit_test(ids_and_texts_are_those_of_the_tokenizers_package),
         cmocka_unit_test(a_stream_gives_what_the_package_makes_of_the_whole),
     };

@@ -393,6 +393,7 @@ static void texts_become_documents(void **state) {
     const loom_data_preprocess_config config = {.inputs = inputs,
         .input_count = 1,
         .suffix = ".pod",
+        .append_eod = true,
         .output_prefix = prefix,
         .progress = note,
         .progress_context = &seen};

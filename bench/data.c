@@ -1,0 +1,102 @@
+/* The figures of preparing data, one line of JSON for each call:
+ *
+ *   bench_data encode TOKENIZER TEXT    processor time of encoding the documents of a file; an empty line divides them
+ *   bench_data peak COMMAND…            runs a command: its processor time and the most memory that it had resident
+ *
+ * Opening the tokenizer and reading the file are not measured. */
+#include <megaloom/data.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static double processor_seconds(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static char *read_file(const char *path, size_t *bytes) {
+    FILE *file = fopen(path, "rb");
+    char *text = NULL;
+    long length = -1;
+    if (file && fseek(file, 0, SEEK_END) == 0 && (length = ftell(file)) >= 0 && fseek(file, 0, SEEK_SET) == 0)
+        text = malloc((size_t)length + 1);
+    if (!text || fread(text, 1, (size_t)length, file) != (size_t)length) {
+        fprintf(stderr, "bench_data: %s: cannot be read\n", path);
+        exit(2);
+    }
+    fclose(file);
+    *bytes = (size_t)length;
+    return text;
+}
+
+static int encode(const char *name, const char *path) {
+    loom_tokenizer *tokenizer;
+    size_t bytes, tokens = 0, documents = 0;
+    char *text = read_file(path, &bytes);
+    if (loom_tokenizer_open(name, &tokenizer) != LOOM_OK) {
+        fprintf(stderr, "bench_data: %s\n", loom_error_message());
+        return 2;
+    }
+    size_t room = loom_tokenizer_room(tokenizer, bytes);
+    int64_t *ids = malloc(room * sizeof *ids);
+    if (!ids) {
+        fprintf(stderr, "bench_data: no memory for %zu tokens\n", room);
+        return 1;
+    }
+    double start = processor_seconds();
+    for (const char *at = text, *end = text + bytes; at < end; documents++) {
+        const char *stop = memmem(at, (size_t)(end - at), "\n\n", 2);
+        size_t count;
+        stop = stop ? stop : end;
+        if (tokenizer->encode(tokenizer->context, at, (size_t)(stop - at), ids, room, &count) != LOOM_OK) {
+            fprintf(stderr, "bench_data: document %zu: %s\n", documents, loom_error_message());
+            return 1;
+        }
+        tokens += count;
+        at = stop == end ? end : stop + 2;
+    }
+    double seconds = processor_seconds() - start;
+    printf(
+        "{\"documents\":%zu,\"bytes\":%zu,\"tokens\":%zu,\"cpu_seconds\":%.4f}\n", documents, bytes, tokens, seconds);
+    free(ids);
+    free(text);
+    loom_tokenizer_destroy(tokenizer);
+    return 0;
+}
+
+static double seconds_of(struct timeval time) {
+    return (double)time.tv_sec + 1e-6 * (double)time.tv_usec;
+}
+
+static int peak(char **command) {
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(STDERR_FILENO, STDOUT_FILENO);
+        execvp(command[0], command);
+        perror(command[0]);
+        _exit(127);
+    }
+    struct rusage used;
+    int status = 0;
+    if (child < 0 || wait4(child, &status, 0, &used) != child || status != 0) {
+        fprintf(stderr, "bench_data: failed: %s\n", command[0]);
+        return 1;
+    }
+    printf("{\"peak_mib\":%.1f,\"cpu_seconds\":%.2f}\n", (double)used.ru_maxrss / 1024,
+        seconds_of(used.ru_utime) + seconds_of(used.ru_stime));
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 4 && strcmp(argv[1], "encode") == 0)
+        return encode(argv[2], argv[3]);
+    if (argc >= 3 && strcmp(argv[1], "peak") == 0)
+        return peak(argv + 2);
+    fputs("usage: bench_data encode TOKENIZER TEXT | bench_data peak COMMAND...\n", stderr);
+    return 2;
+}
