@@ -132,7 +132,8 @@ static void memory_bound(bench *x) {
     int64_t weights = 8 * h * h;
     MEASURE(x, "adamw", 28.0 * (double)weights, "GB/s",
         k->adamw(x->team, weights, &x->adamw, a[0], a[1], a[2], a[3], NULL));
-    MEASURE(x, "sum_of_squares", 4.0 * (double)weights, "GB/s", (void)k->sum_of_squares(x->team, weights, a[0]));
+    loom_exact_sum sum = {0};
+    MEASURE(x, "exact_sum", 4.0 * (double)weights, "GB/s", k->exact_sum(x->team, 2, weights, a[6], &sum));
     MEASURE(x, "has_nonfinite", 4.0 * (double)weights, "GB/s", (void)k->has_nonfinite(x->team, weights, a[6]));
 }
 

@@ -12,6 +12,7 @@ int loom_cli_describe(int argc, char **argv);
 int loom_cli_eval(int argc, char **argv);
 int loom_cli_export(int argc, char **argv);
 int loom_cli_generate(int argc, char **argv);
+int loom_cli_lr(int argc, char **argv);
 int loom_cli_schedule(int argc, char **argv);
 int loom_cli_topology(int argc, char **argv);
 int loom_cli_train(int argc, char **argv);

@@ -20,6 +20,7 @@ static const command commands[] = {
     {"generate", loom_cli_generate, "text that a model writes behind a prompt"},
     {"topology", loom_cli_topology, "who is in which group, for any number of ranks"},
     {"schedule", loom_cli_schedule, "what each stage of a pipeline does when, proved, simulated and drawn"},
+    {"lr", loom_cli_lr, "the learning rate of each step, as numbers and as a drawing"},
     {"config", loom_cli_config, "the run file's fields, or a run file as it is understood"},
     {"data", loom_cli_data, "turn text into a dataset, and look into one"},
 };

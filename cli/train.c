@@ -235,6 +235,9 @@ static loom_status train_step(training *t, int64_t step) {
         .seconds = seconds,
         .validation_loss = NAN,
         .consumed_samples = loom_batches_get_state(t->batches).consumed_samples,
+        .loss_scale = outcome.loss_scale,
+        .num_zeros_in_grad = outcome.num_zeros_in_grad < 0 ? NAN : (double)outcome.num_zeros_in_grad,
+        .skipped_steps = outcome.skipped_steps,
     };
     if (t->progress)
         loom_progress_step(t->progress, &report);

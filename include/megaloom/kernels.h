@@ -114,6 +114,18 @@ typedef struct loom_sgd {
     float grad_scale;
 } loom_sgd;
 
+/* A sum of squares or of absolute values of fp32 numbers that nothing rounds: the order of the terms, who adds them and
+ * where an array is cut make no difference. All members are sums, so that two of these are added member by member; 2^30
+ * of them may be before one is carried. */
+enum { LOOM_EXACT_LIMBS = 20 };
+typedef struct loom_exact_sum {
+    int64_t limbs[LOOM_EXACT_LIMBS]; /* digits to the base 2^32, the least first, in units of 2^-149 or (2^-149)^2 */
+    int64_t nonfinite;               /* NaNs and infinities, which the digits leave out */
+    int64_t zeros;
+} loom_exact_sum;
+/* The sum as a double, rounded the same way for the same sum; `power` as when it was made. */
+LOOM_API double loom_exact_sum_value(const loom_exact_sum *sum, int power);
+
 typedef struct loom_kernels {
     const char *name; /* "reference", "avx2", "avx512", … */
 
@@ -222,8 +234,8 @@ typedef struct loom_kernels {
     void (*attention)(loom_team *team, const loom_attention_block *block, const float *q, const float *k,
         const float *v, float *out, int64_t out_stride, float *log_sum_exp);
 
-    /* Sum of squares in double: chunks of 4096 elements in double each, added in order. */
-    double (*sum_of_squares)(loom_team *team, int64_t count, const float *x);
+    /* Adds |x|^power of each element, power 1 or 2, to the sum, and carries. */
+    void (*exact_sum)(loom_team *team, int power, int64_t count, const float *x, loom_exact_sum *sum);
     /* True when any element is NaN or infinite. */
     bool (*has_nonfinite)(loom_team *team, int64_t count, const float *x);
     /* v_max NULL: no amsgrad. */

@@ -25,6 +25,9 @@ typedef struct loom_step_report {
     double seconds;         /* this step took */
     double validation_loss; /* NaN where this step had no validation */
     int64_t consumed_samples;
+    double loss_scale;        /* 1 without one */
+    double num_zeros_in_grad; /* over the whole model */
+    int64_t skipped_steps;    /* so far, because of overflows */
 } loom_step_report;
 
 /* metrics.jsonl: one JSON object a line. */

@@ -195,8 +195,8 @@ typedef struct loom_optimizer_setup {
     int64_t steps;           /* of the run: where schedules end */
     loom_optimizer_conditions conditions;
 } loom_optimizer_setup;
-/* AdamW over the module's buffers. setup NULL = a constant rate, no decay for one-dimensional parameters. The optimizer
- * belongs to the parallel. */
+/* Adam or SGD over the module's buffers. setup NULL = a constant rate, no decay for one-dimensional parameters. The
+ * optimizer belongs to the parallel. */
 LOOM_API loom_status loom_fabric_setup_megatron_optimizer(loom_fabric *fabric, loom_parallel *parallel,
     const loom_optimizer_config *config, const loom_optimizer_setup *setup, loom_optimizer **optimizer);
 /* The precision's hook, then the optimizer joins the callbacks. setup_megatron_optimizer calls it; calling it again

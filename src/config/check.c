@@ -98,7 +98,7 @@ static void check_decay_ramp(const loom_lr_config *lr, loom__faults *faults) {
     for (size_t i = 0; !ramp && i < sizeof fields / sizeof *fields; i++)
         if (fields[i].set)
             loom__faults_add(faults, LOOM_ERR_CONFIG,
-                "optim.%s: only optim.weight_decay_incr_style linear and cosine use it", fields[i].field);
+                "optim.%s: used only by optim.weight_decay_incr_style linear and cosine", fields[i].field);
 }
 
 /* What a schedule uses of the fields that not all use; a field that would be ignored is a fault. */
@@ -113,7 +113,7 @@ static void check_used(const loom_lr_config *lr, loom__faults *faults) {
         {lr->warmup_steps != 0, !t5, "warmup_steps", "schedules other than T5InverseSquareRootAnnealing"},
         {lr->init_lr != 0, megatron, "init_lr", "the schedules megatron-…"},
         {lr->lr_decay_steps != 0, megatron, "lr_decay_steps", "the schedules megatron-…"},
-        {lr->wsd_decay_steps != 0, strcmp(name, "megatron-WSD") == 0, "wsd_decay_steps", "the schedules megatron-WSD"},
+        {lr->wsd_decay_steps != 0, strcmp(name, "megatron-WSD") == 0, "wsd_decay_steps", "megatron-WSD"},
         {lr->max_steps != 0, policy, "max_steps", "NeMo's policies"},
         {lr->warmup_ratio > 0, policy && !t5, "warmup_ratio", "NeMo's policies with a warm-up"},
         {lr->hold_steps != 0, policy && strstr(name, "Hold"), "hold_steps", "policies with Hold in their names"},
@@ -130,7 +130,7 @@ static void check_used(const loom_lr_config *lr, loom__faults *faults) {
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].set && !fields[i].used)
-            loom__faults_add(faults, LOOM_ERR_CONFIG, "optim.%s: only %s use it", fields[i].field, fields[i].by);
+            loom__faults_add(faults, LOOM_ERR_CONFIG, "optim.%s: used only by %s", fields[i].field, fields[i].by);
 }
 
 /* steps: of the run; 0 = unknown. */
@@ -184,12 +184,12 @@ static void check_optimizer(const loom_optimizer_config *optim, loom__faults *fa
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].set && !fields[i].used)
             loom__faults_add(
-                faults, LOOM_ERR_CONFIG, "optim.%s: only optim.optimizer %s uses it", fields[i].field, fields[i].by);
+                faults, LOOM_ERR_CONFIG, "optim.%s: used only by optim.optimizer %s", fields[i].field, fields[i].by);
     if (optim->min_lr > optim->lr)
         loom__faults_add(
             faults, LOOM_ERR_CONFIG, "optim.min_lr: found %g, expected at most optim.lr, %g", optim->min_lr, optim->lr);
     if (optim->decoupled_min_lr > 0 && !(optim->decoupled_lr > 0))
-        loom__faults_add(faults, LOOM_ERR_CONFIG, "optim.decoupled_min_lr: only with optim.decoupled_lr it is used");
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "optim.decoupled_min_lr: used only with optim.decoupled_lr");
     else if (optim->decoupled_lr > 0 && decoupled_min > optim->decoupled_lr)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "optim.decoupled_lr: found %g, expected at least its lowest value, %g (optim.decoupled_min_lr, or "

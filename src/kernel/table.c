@@ -19,8 +19,8 @@
     .attention_begin = loom__ref_attention_begin, .attention_block = loom__ref_attention_block,                        \
     .attention_merge = loom__ref_attention_merge, .attention_finish = loom__ref_attention_finish,                      \
     .attention_delta = loom__ref_attention_delta, .attention_block_backward = loom__ref_attention_block_backward,      \
-    .attention = loom__ref_attention, .sum_of_squares = loom__ref_sum_of_squares,                                      \
-    .has_nonfinite = loom__ref_has_nonfinite, .adamw = loom__ref_adamw, .sgd = loom__ref_sgd
+    .attention = loom__ref_attention, .exact_sum = loom__ref_exact_sum, .has_nonfinite = loom__ref_has_nonfinite,      \
+    .adamw = loom__ref_adamw, .sgd = loom__ref_sgd
 
 static const loom_kernels reference = {.name = "reference", .gemm = loom__ref_gemm, REFERENCE_ENTRIES};
 static const loom_kernels portable = {.name = "portable", .gemm = loom__gemm, REFERENCE_ENTRIES};

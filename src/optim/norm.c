@@ -24,24 +24,24 @@ static int64_t counted_of(const loom__ddp_place *place, const loom__ddp_part *pa
     return left < 0 ? 0 : left < part->count ? left : part->count;
 }
 
-loom_status loom__norm_partial(
-    loom_rank *rank, const loom__ddp_view *view, const int64_t *counted, loom__norm_type type, loom__norm *norm) {
+loom__norm loom__norm_partial(
+    loom_rank *rank, const loom__ddp_view *view, const int64_t *counted, loom__norm_type type) {
+    const loom_kernels *kernels = loom_rank_kernels(rank);
     loom_team *team = loom_rank_team(rank);
     loom__norm made = {.type = type};
     for (int64_t place = 0; place < view->place_count; place++) {
         const loom__ddp_part *part = &view->parts[place];
         const float *grad = view->grad + part->start;
         int64_t count = counted_of(&view->places[place], part, counted[place]);
-        LOOM_TRY(loom__exact_sum_add(team, type == LOOM__NORM_2, count, grad, &made.sum));
+        kernels->exact_sum(team, type == LOOM__NORM_2 ? 2 : 1, count, grad, &made.sum);
         if (count < part->count)
-            made.sum.nonfinite += loom_rank_kernels(rank)->has_nonfinite(team, part->count - count, grad + count);
+            made.sum.nonfinite += kernels->has_nonfinite(team, part->count - count, grad + count);
         if (type == LOOM__NORM_INF) {
             int64_t largest = largest_bits(count, grad);
             made.largest = largest > made.largest ? largest : made.largest;
         }
     }
-    *norm = made;
-    return LOOM_OK;
+    return made;
 }
 
 loom_status loom__norm_gather(loom_comm *group, loom__norm *norm) {
@@ -66,7 +66,7 @@ double loom__norm_value(const loom__norm *norm, double factor) {
         memcpy(&largest, &bits, sizeof largest);
         value = (double)largest;
     } else {
-        value = loom__exact_sum_value(&norm->sum, norm->type == LOOM__NORM_2);
+        value = loom_exact_sum_value(&norm->sum, norm->type == LOOM__NORM_2 ? 2 : 1);
         if (norm->type == LOOM__NORM_2)
             value = sqrt(value);
     }

@@ -3,20 +3,20 @@
 #define OPTIM_NORM_H
 
 #include "ddp/ddp.h"
-#include "optim/exact_sum.h"
+#include <megaloom/kernels.h>
 
 typedef enum loom__norm_type { LOOM__NORM_1, LOOM__NORM_2, LOOM__NORM_INF } loom__norm_type;
 
 /* One rank's part: sums and a maximum of integers, so that any cut of the buffer gives the same whole. */
 typedef struct loom__norm {
     loom__norm_type type;
-    loom__exact_sum sum; /* of the elements that count; nonfinite of all */
-    int64_t largest;     /* the bits of the largest absolute value that counts */
+    loom_exact_sum sum; /* of the elements that count; nonfinite of all */
+    int64_t largest;    /* the bits of the largest absolute value that counts */
 } loom__norm;
 
-/* Of place p the first counted[p] elements count, as far as they lie in this rank's part of it. LOOM_ERR_MEMORY. */
-loom_status loom__norm_partial(
-    loom_rank *rank, const loom__ddp_view *view, const int64_t *counted, loom__norm_type type, loom__norm *norm);
+/* Of place p the first counted[p] elements count, as far as they lie in this rank's part of it. */
+loom__norm loom__norm_partial(
+    loom_rank *rank, const loom__ddp_view *view, const int64_t *counted, loom__norm_type type);
 
 /* The parts of all members together. Collective over the group. */
 loom_status loom__norm_gather(loom_comm *group, loom__norm *norm);

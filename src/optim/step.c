@@ -102,11 +102,10 @@ static loom_status update(loom_optimizer *optimizer, const loom_optimizer_group 
 
 static loom_status step_all(loom_optimizer *optimizer, loom_optimizer_outcome *out) {
     loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS];
-    loom__norm norm;
     double loss_scale = loom__optimizer_loss_scale(optimizer), factor = optimizer->token_factor / loss_scale;
     LOOM_TRY(loom__optimizer_group_values(optimizer, groups));
-    LOOM_TRY(loom__norm_partial(
-        optimizer->rank, loom__ddp_view_of(optimizer->ddp), optimizer->counted, optimizer->norm_type, &norm));
+    loom__norm norm = loom__norm_partial(
+        optimizer->rank, loom__ddp_view_of(optimizer->ddp), optimizer->counted, optimizer->norm_type);
     LOOM_TRY(loom__norm_gather(optimizer->model_parallel, &norm));
     bool skipped = norm.sum.nonfinite != 0;
     double value = loom__norm_value(&norm, factor);

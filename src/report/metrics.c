@@ -103,6 +103,9 @@ loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *re
     put(object, "step_seconds", report->seconds);
     put(object, "gemm_share", report->gemm_share);
     put(object, "validation_loss", report->validation_loss);
+    put(object, "loss_scale", report->loss_scale);
+    json_object_set_new(object, "skipped_steps", json_integer(report->skipped_steps));
+    put(object, "num_zeros_in_grad", report->num_zeros_in_grad);
     int failed = json_dumpf(object, metrics->file, JSON_COMPACT | JSON_REAL_PRECISION(17));
     json_decref(object);
     if (failed || fputc('\n', metrics->file) == EOF || fflush(metrics->file) != 0)

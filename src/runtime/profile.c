@@ -236,7 +236,9 @@ static int64_t width(loom_activation act, int64_t f) {
             float *v_max),                                                                                             \
         (team, count, adamw, d_w, w, m, v, v_max), 0, adamw_bytes(count, adamw, v_max))                                \
     X(sgd, (loom_team * team, int64_t count, const loom_sgd *sgd, const float *d_w, float *w, float *momentum),        \
-        (team, count, sgd, d_w, w, momentum), 0, floats((momentum ? 5 : 3) * (double)count))
+        (team, count, sgd, d_w, w, momentum), 0, floats((momentum ? 5 : 3) * (double)count))                           \
+    X(exact_sum, (loom_team * team, int power, int64_t count, const float *x, loom_exact_sum *sum),                    \
+        (team, power, count, x, sum), 0, floats((double)count))
 
 typedef struct visit {
     profiler *profiler;
@@ -263,13 +265,6 @@ static void end_kernel(const visit *v) {
 KERNELS(WRAPPER)
 #undef WRAPPER
 
-static double watched_sum_of_squares(loom_team *team, int64_t count, const float *x) {
-    visit inside = begin_kernel(team, "sum_of_squares", 0, floats((double)count));
-    double sum = inside.profiler->kernels->sum_of_squares(team, count, x);
-    end_kernel(&inside);
-    return sum;
-}
-
 static bool watched_has_nonfinite(loom_team *team, int64_t count, const float *x) {
     visit inside = begin_kernel(team, "has_nonfinite", 0, floats((double)count));
     bool found = inside.profiler->kernels->has_nonfinite(team, count, x);
@@ -282,8 +277,7 @@ static const loom_kernels watched = {
 #define ENTRY(kernel, parameters, arguments, flops, bytes) .kernel = watched_##kernel,
     KERNELS(ENTRY)
 #undef ENTRY
-        .sum_of_squares = watched_sum_of_squares,
-    .has_nonfinite = watched_has_nonfinite,
+        .has_nonfinite = watched_has_nonfinite,
 };
 
 /* ---- collectives ---- */

@@ -359,7 +359,7 @@ TEST(missing_required_fields_are_all_named) {
 TEST(schedule_fields_are_checked_together) {
     (void)state;
     const char *const idle[] = {"optim.init_lr=1e-5"};
-    check_gives(idle, 1, 1, LOOM_ERR_CONFIG, "optim.init_lr: only the schedules megatron-… use it");
+    check_gives(idle, 1, 1, LOOM_ERR_CONFIG, "optim.init_lr: used only by the schedules megatron-…");
     const char *const long_warmup[] = {"optim.schedule=megatron-linear", "optim.warmup_steps=10"};
     check_gives(long_warmup, 2, 1, LOOM_ERR_CONFIG,
         "optim.warmup_steps: found 10, expected less than the 10 steps of the schedule");
@@ -367,14 +367,14 @@ TEST(schedule_fields_are_checked_together) {
     check_gives(wsd, 1, 1, LOOM_ERR_CONFIG, "optim.wsd_decay_steps: missing, schedule megatron-WSD needs it");
     const char *const noam[] = {"optim.schedule=NoamAnnealing", "optim.hold_steps=3"};
     check_gives(noam, 2, 1, LOOM_ERR_CONFIG,
-        "optim.hold_steps: only policies with Hold in their names use it\n"
+        "optim.hold_steps: used only by policies with Hold in their names\n"
         "optim.d_model: missing, schedule NoamAnnealing needs it");
     const char *const both[] = {"optim.schedule=WarmupPolicy", "optim.warmup_steps=3", "optim.warmup_ratio=0.1"};
     check_gives(both, 3, 1, LOOM_ERR_CONFIG,
         "optim.warmup_ratio: found together with optim.warmup_steps, expected one of them");
     const char *const ramp[] = {"optim.end_weight_decay=0.2"};
     check_gives(ramp, 1, 1, LOOM_ERR_CONFIG,
-        "optim.end_weight_decay: only optim.weight_decay_incr_style linear and cosine use it");
+        "optim.end_weight_decay: used only by optim.weight_decay_incr_style linear and cosine");
     const char *const resumed[] = {
         "optim.override_opt_param_scheduler=true", "optim.use_checkpoint_opt_param_scheduler=true"};
     check_gives(resumed, 2, 1, LOOM_ERR_CONFIG,
@@ -382,11 +382,11 @@ TEST(schedule_fields_are_checked_together) {
         "expected one of them at most");
     const char *const other[] = {"optim.optimizer=sgd", "optim.amsgrad=true", "optim.exp_avg_dtype=bf16"};
     check_gives(other, 3, 1, LOOM_ERR_CONFIG,
-        "optim.amsgrad: only optim.optimizer adam uses it\noptim.exp_avg_dtype: only optim.optimizer adam uses it");
+        "optim.amsgrad: used only by optim.optimizer adam\noptim.exp_avg_dtype: used only by optim.optimizer adam");
     const char *const momentum[] = {"optim.sgd_momentum=0.5", "optim.decoupled_min_lr=1e-5"};
     check_gives(momentum, 2, 1, LOOM_ERR_CONFIG,
-        "optim.sgd_momentum: only optim.optimizer sgd uses it\n"
-        "optim.decoupled_min_lr: only with optim.decoupled_lr it is used");
+        "optim.sgd_momentum: used only by optim.optimizer sgd\n"
+        "optim.decoupled_min_lr: used only with optim.decoupled_lr");
     const char *const above[] = {"optim.min_lr=1"};
     check_gives(above, 1, 1, LOOM_ERR_CONFIG, "optim.min_lr: found 1, expected at most optim.lr, 0.001");
 }

@@ -96,8 +96,11 @@ static void OP(cross_entropy_backward)(const TABLE *k, loom_team *team, const sh
     k->cross_entropy_backward(team, z->rows, z->cols, valid, out, z->tokens, 2, in[1], sum, in[3]);
 }
 
-static void OP(sum_of_squares)(const TABLE *k, loom_team *team, const shape *z, REAL *const *in, REAL *out) {
-    out[0] = (REAL)k->sum_of_squares(team, z->rows * z->cols, in[0]);
+static void OP(exact_sum)(const TABLE *k, loom_team *team, const shape *z, REAL *const *in, REAL *out) {
+    loom_exact_sum sum = {0};
+    int power = 1 + (z->variant & 1);
+    k->exact_sum(team, power, z->rows * z->cols, in[0], &sum);
+    out[0] = (REAL)(sum.nonfinite ? (double)NAN : loom_exact_sum_value(&sum, power));
 }
 
 static void OP(adamw)(const TABLE *k, loom_team *team, const shape *z, REAL *const *in, REAL *out) {

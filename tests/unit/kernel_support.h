@@ -38,7 +38,7 @@ static const float guard_value = -12345.5f;
     X(activation_backward)                                                                                             \
     X(bias_dropout_add)                                                                                                \
     X(dropout_backward)                                                                                                \
-    X(sum_of_squares)                                                                                                  \
+    X(exact_sum)                                                                                                       \
     X(has_nonfinite)                                                                                                   \
     X(adamw)                                                                                                           \
     X(sgd)                                                                                                             \

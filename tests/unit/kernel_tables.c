@@ -59,7 +59,7 @@ static const operation operations[] = {
     {ENTRY(rope), 8, 1, 8, 0, 0, false, false},
     {ENTRY(cross_entropy_local), 2, 1, 0, 3, 0, false, true},
     {ENTRY(cross_entropy_backward), 2, 1, 1, 1, 0, false, false},
-    {ENTRY(sum_of_squares), 1, 1, 0, 0, 0, false, false},
+    {ENTRY(exact_sum), 2, 1, 0, 0, 0, false, false},
     {ENTRY(adamw), 4, 1, 4, 0, 0, false, false},
     {ENTRY(sgd), 4, 1, 2, 0, 0, false, false},
 };

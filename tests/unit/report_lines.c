@@ -23,7 +23,10 @@ static loom_step_report step_report(int64_t step) {
         .gemm_share = NAN,
         .seconds = 2,
         .validation_loss = NAN,
-        .consumed_samples = 16 * step};
+        .consumed_samples = 16 * step,
+        .loss_scale = 1024,
+        .num_zeros_in_grad = NAN,
+        .skipped_steps = step / 2};
 }
 
 /* ---- metrics ---- */
@@ -38,8 +41,10 @@ static void each_step_is_one_object_that_can_be_read_at_once(void **state) {
     assert_non_null(file);
     for (int64_t step = 1; step <= 3; step++) {
         loom_step_report report = step_report(step);
-        if (step == 2)
+        if (step == 2) {
             report.validation_loss = 2.25;
+            report.num_zeros_in_grad = 7;
+        }
         if (step == 3) {
             report.loss = INFINITY;
             report.gemm_share = 0.5;
@@ -55,6 +60,9 @@ static void each_step_is_one_object_that_can_be_read_at_once(void **state) {
         assert_true(json_real_value(json_object_get(object, "tokens_per_second")) == 12345);
         assert_int_equal(json_object_get(object, "validation_loss") != NULL, step == 2);
         assert_int_equal(json_object_get(object, "gemm_share") != NULL, step == 3);
+        assert_true(json_real_value(json_object_get(object, "loss_scale")) == 1024);
+        assert_int_equal(json_integer_value(json_object_get(object, "skipped_steps")), step / 2);
+        assert_int_equal(json_object_get(object, "num_zeros_in_grad") != NULL, step == 2);
         if (step == 3)
             assert_true(json_is_null(json_object_get(object, "loss")));
         else

@@ -168,7 +168,9 @@ TEST(initial_values_and_decay_follow_the_kind) {
     assert_true(norm->sequence_partial && bias->sequence_partial);
     assert_int_equal(bias->initial, LOOM__INIT_ZERO);
     assert_int_equal(fc1->layer, 1);
-    assert_true(fc1->decay && fc1->std == 0.02);
+    assert_true(fc1->decay && fc1->std == 0.02 && !fc1->embedding_or_output);
+    assert_true(find(spec, "embedding.word_embeddings.weight")->embedding_or_output);
+    assert_false(find(spec, "embedding.position_embeddings.weight")->embedding_or_output);
     assert_true(proj->std == 0.01); /* 0.02 / sqrt(2*2) */
     assert_false(proj->sequence_partial);
     loom__model_spec_destroy(spec);

@@ -1,4 +1,4 @@
-/* Operations of independent elements, and sums over rows or over everything. Elements go sixteen at a time; items are
+/* Operations of independent elements, and sums over rows. Elements go sixteen at a time; items are
  * blocks of about ITEM_ELEMENTS. Sums over rows (bias gradients) are made of chunks of ROW_CHUNK rows, whose partial
  * sums are added in order, so that any team gives the same bits. */
 #include "kernel/fast/dropout.h"
@@ -261,53 +261,6 @@ void FAST(bias_dropout_add)(loom_team *team, const loom_row_coordinates *rows, i
 void FAST(dropout_backward)(loom_team *team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout,
     const float *d_y, float *d_x) {
     FAST(bias_dropout_add)(team, rows, h, dropout, d_y, NULL, NULL, d_x);
-}
-
-enum { SUM_CHUNK = 4096, CHUNKS_PER_ITEM = 8 };
-
-typedef struct squares_job {
-    int64_t count;
-    const float *x;
-    double *partial; /* one for each chunk */
-} squares_job;
-
-static double chunk_of_squares(const float *x, int64_t count) {
-    __m256d sum[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
-    for (int64_t i = 0; i < count; i += LANES) {
-        vf v = v_load(x + i, count - i);
-        __m128 quarter[4] = {_mm256_castps256_ps128(v_half0(v)), _mm256_extractf128_ps(v_half0(v), 1),
-            _mm256_castps256_ps128(v_half1(v)), _mm256_extractf128_ps(v_half1(v), 1)};
-        UNROLL
-        for (int q = 0; q < 4; q++) {
-            __m256d wide = _mm256_cvtps_pd(quarter[q]);
-            sum[q] = _mm256_fmadd_pd(wide, wide, sum[q]);
-        }
-    }
-    double lanes[4];
-    _mm256_storeu_pd(lanes, _mm256_add_pd(_mm256_add_pd(sum[0], sum[1]), _mm256_add_pd(sum[2], sum[3])));
-    return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
-}
-
-static void squares_item(void *argument, int64_t item, int worker) {
-    const squares_job *p = argument;
-    (void)worker;
-    for (int64_t chunk = item * CHUNKS_PER_ITEM; chunk < (item + 1) * CHUNKS_PER_ITEM && chunk * SUM_CHUNK < p->count;
-         chunk++)
-        p->partial[chunk] =
-            chunk_of_squares(p->x + chunk * SUM_CHUNK, smaller(SUM_CHUNK, p->count - chunk * SUM_CHUNK));
-}
-
-double FAST(sum_of_squares)(loom_team *team, int64_t count, const float *x) {
-    int64_t chunks = parts_of(count, SUM_CHUNK);
-    scratch s;
-    if (!scratch_reserve(&s, team, (size_t)chunks * sizeof(double), 0))
-        return loom__ref_sum_of_squares(team, count, x);
-    squares_job p = {count, x, s.shared};
-    loom_team_run(team, squares_item, &p, parts_of(chunks, CHUNKS_PER_ITEM));
-    double total = 0;
-    for (int64_t chunk = 0; chunk < chunks; chunk++)
-        total += p.partial[chunk];
-    return total;
 }
 
 typedef struct nonfinite_job {

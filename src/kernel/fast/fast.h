@@ -16,7 +16,7 @@ void FAST(bias_dropout_add)(loom_team *team, const loom_row_coordinates *rows, i
     const float *x, const float *bias, const float *residual, float *y);
 void FAST(dropout_backward)(loom_team *team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout,
     const float *d_y, float *d_x);
-double FAST(sum_of_squares)(loom_team *team, int64_t count, const float *x);
+void FAST(exact_sum)(loom_team *team, int power, int64_t count, const float *x, loom_exact_sum *sum);
 bool FAST(has_nonfinite)(loom_team *team, int64_t count, const float *x);
 void FAST(adamw)(loom_team *team, int64_t count, const loom_adamw *adamw, const float *d_w, float *w, void *m, void *v,
     float *v_max);

@@ -15,7 +15,7 @@ void REF(bias_dropout_add)(loom_team *team, const loom_row_coordinates *rows, in
     const REAL *x, const REAL *bias, const REAL *residual, REAL *y);
 void REF(dropout_backward)(loom_team *team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout,
     const REAL *d_y, REAL *d_x);
-double REF(sum_of_squares)(loom_team *team, int64_t count, const REAL *x);
+void REF(exact_sum)(loom_team *team, int power, int64_t count, const REAL *x, loom_exact_sum *sum);
 bool REF(has_nonfinite)(loom_team *team, int64_t count, const REAL *x);
 void REF(adamw)(
     loom_team *team, int64_t count, const loom_adamw *adamw, const REAL *d_w, REAL *w, void *m, void *v, REAL *v_max);

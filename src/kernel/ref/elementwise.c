@@ -2,10 +2,11 @@
  */
 #ifndef REAL
 #include "base/random.h"
+#include "kernel/exact_sum.h"
 #include "kernel/ref/ref.h"
 #include <tgmath.h>
 
-enum { SUM_CHUNK = 4096 };
+enum { CARRY_EVERY = 1 << 20 };
 
 #include "kernel/ref/real32.h"
 
@@ -139,16 +140,15 @@ void REF(dropout_backward)(loom_team *team, const loom_row_coordinates *rows, in
     REF(bias_dropout_add)(team, rows, h, dropout, d_y, NULL, NULL, d_x);
 }
 
-double REF(sum_of_squares)(loom_team *team, int64_t count, const REAL *x) {
+/* fp32 numbers, whatever REAL is. */
+void REF(exact_sum)(loom_team *team, int power, int64_t count, const REAL *x, loom_exact_sum *sum) {
     (void)team;
-    double total = 0;
-    for (int64_t first = 0; first < count; first += SUM_CHUNK) {
-        double sum = 0;
-        for (int64_t i = first; i < count && i < first + SUM_CHUNK; i++)
-            sum += (double)x[i] * (double)x[i];
-        total += sum;
+    for (int64_t i = 0; i < count; i++) {
+        loom__exact_sum_element(power, (float)x[i], sum);
+        if (i % CARRY_EVERY == CARRY_EVERY - 1)
+            loom__exact_sum_carry(sum);
     }
-    return total;
+    loom__exact_sum_carry(sum);
 }
 
 bool REF(has_nonfinite)(loom_team *team, int64_t count, const REAL *x) {
