@@ -12,8 +12,8 @@ int loom_cli_describe(int argc, char **argv);
 int loom_cli_eval(int argc, char **argv);
 int loom_cli_export(int argc, char **argv);
 int loom_cli_generate(int argc, char **argv);
-int loom_cli_lr(int argc, char **argv);
 int loom_cli_schedule(int argc, char **argv);
+int loom_cli_lr(int argc, char **argv);
 int loom_cli_topology(int argc, char **argv);
 int loom_cli_train(int argc, char **argv);
 
@@ -34,6 +34,8 @@ void loom_cli_run_argument(loom_cli_run_arguments *arguments, char *text, const 
  * doubled. */
 loom_status loom_cli_model_override(const char *directory, char *text, size_t bytes);
 
+/* The rank that the launcher gave this process; 0 without a launcher. What is said once is said by 0. */
+int loom_cli_process(void);
 /* 0 for LOOM_OK, 2 where what the user gave is wrong, 1 for other failures. */
 int loom_cli_exit_status(loom_status status);
 /* Prints "megaloom: " and each line of the recorded error on standard error, and gives the exit status. */

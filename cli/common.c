@@ -8,8 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The rank that the launcher gave this process; 0 without a launcher. */
-static int launched_rank(void) {
+int loom_cli_process(void) {
     static const char *const variables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
     for (size_t i = 0; loom_mpi_launched(NULL) && i < sizeof variables / sizeof *variables; i++) {
         const char *value = getenv(variables[i]);
@@ -71,7 +70,7 @@ int loom_cli_exit_status(loom_status status) {
 
 int loom_cli_fail(loom_status status) {
     char process[32] = "";
-    int rank = launched_rank();
+    int rank = loom_cli_process();
     /* A fault of all processes is told by the first; it ends the others before their second is over. */
     if (rank > 0) {
         nanosleep(&(struct timespec){.tv_sec = 1}, NULL);

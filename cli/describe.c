@@ -103,7 +103,6 @@ static loom_status look(const char *directory, const loom_cli_run_arguments *spl
     facts->config = loom_model_config_default("gpt2");
     facts->config.make_vocab_size_divisible_by = 1;
     LOOM_TRY(loom_hf_read_config(directory, &facts->config));
-    facts->config.seq_length = facts->config.max_position_embeddings;
     LOOM_TRY(loom_model_describe(&facts->config, &facts->parameters));
     facts->size_count = loom_model_tensor_sizes(&facts->config, facts->sizes, SIZES_MAX);
     list_pipelines(facts);
@@ -371,9 +370,10 @@ int loom_cli_describe(int argc, char **argv) {
     loom_status status =
         facts ? look(given.hf, &given.split, facts) : loom_fail(LOOM_ERR_MEMORY, "out of memory for the description");
     int code = status ? loom_cli_fail(status) : 0;
-    if (!status && given.json)
+    bool prints = !status && loom_cli_process() == 0;
+    if (prints && given.json)
         code = print_json(facts);
-    else if (!status)
+    else if (prints)
         print_text(given.hf, facts);
     if (facts) {
         free(facts->stages);

@@ -103,6 +103,8 @@ static int run(arguments *given) {
     loom_run_config *config = NULL;
     loom_status status = find_model(given->run, model, sizeof model);
     if (!status)
+        status = loom_hf_check_output(given->out);
+    if (!status)
         status = make_parents(given->out);
     if (!status)
         status = loom_cli_model_override(model, hf, sizeof hf);
@@ -115,7 +117,7 @@ static int run(arguments *given) {
     job from = {config, given};
     int code = loom_cli_run(config, rewrite, &from);
     loom_run_config_destroy(config);
-    if (code == 0)
+    if (code == 0 && loom_cli_process() == 0)
         printf("%s: %s, as %s\n", given->out, model, loom_dtype_name(given->options.dtype));
     return code;
 }
@@ -156,7 +158,8 @@ int loom_cli_export(int argc, char **argv) {
     static const struct argp argp = {options, take, "RUN OUT",
         "Writes the model of a run as a Hugging Face directory OUT.\v"
         "RUN is the output folder of `megaloom train`, or a Hugging Face directory. OUT is made, or replaced when an "
-        "export wrote it and nobody put other files into it. Tokenizer and token ids go along.",
+        "export wrote it and nobody put other files into it. It is written as OUT.tmp, and what it replaces stands at "
+        "OUT.old meanwhile: nothing else may be there. Tokenizer and token ids go along.",
         NULL, NULL, NULL};
     arguments given = {.options = loom_hf_save_options_default()};
     argp_err_exit_status = 2;

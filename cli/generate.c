@@ -8,52 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- text that comes in pieces of bytes ---- */
-
-enum { CHARACTER_BYTES = 4 };
-
-/* Bytes of a character that has not come whole. */
-typedef struct text_stream {
-    unsigned char held[CHARACTER_BYTES];
-    size_t count;
-} text_stream;
-
-/* Bytes of the character that begins with this byte; 0 where none does. */
-static size_t character_length(unsigned char first) {
-    return first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
-}
-
-/* Whether the byte may follow those that are held. Surrogates, overlong forms and what lies beyond U+10FFFF end at
- * their second byte. */
-static bool may_follow(const text_stream *stream, unsigned char byte) {
-    unsigned char first = stream->held[0], low = 0x80, high = 0xbf;
-    if (stream->count == 1) {
-        low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : low;
-        high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : high;
-    }
-    return byte >= low && byte <= high;
-}
-
-/* What cannot be part of a character is shown as U+FFFD. */
-static void stream_end(text_stream *stream) {
-    if (stream->count > 0)
-        fputs("\xef\xbf\xbd", stdout);
-    stream->count = 0;
-}
-
-static void stream_byte(text_stream *stream, unsigned char byte) {
-    if (stream->count > 0 && !may_follow(stream, byte))
-        stream_end(stream);
-    stream->held[stream->count++] = byte;
-    size_t length = character_length(stream->held[0]);
-    if (length == 0) {
-        stream_end(stream);
-    } else if (stream->count == length) {
-        fwrite(stream->held, 1, length, stdout);
-        stream->count = 0;
-    }
-}
-
 /* ---- the arguments ---- */
 
 typedef struct arguments {
@@ -150,12 +104,12 @@ static loom_status find_tokenizer(const char *directory, int64_t vocabulary, loo
     char path[4096];
     if (snprintf(path, sizeof path, "%s/tokenizer.json", directory) >= (int)sizeof path)
         return loom_fail(LOOM_ERR_ARGUMENT, "--hf: the path is too long");
-    bool is_there = access(path, F_OK) == 0, bytes = vocabulary == loom_tokenizer_byte()->vocab_size;
-    if (!is_there && !bytes)
+    bool is_absent = access(path, F_OK) != 0 && errno == ENOENT, bytes = vocabulary == LOOM_BYTE_VOCABULARY;
+    if (is_absent && !bytes)
         return loom_fail(LOOM_ERR_NOT_FOUND,
             "%s is not there, and a vocabulary of %lld is not the byte tokenizer's; give the prompt by --tokens", path,
             (long long)vocabulary);
-    LOOM_TRY(loom_tokenizer_open(is_there ? path : "byte", tokenizer));
+    LOOM_TRY(loom_tokenizer_open(is_absent ? "byte" : directory, tokenizer));
     if ((*tokenizer)->vocab_size <= vocabulary)
         return LOOM_OK;
     return loom_fail(LOOM_ERR_CONFIG, "%s has %lld tokens, the model's vocabulary %lld", path,
@@ -167,7 +121,7 @@ typedef struct generation_run {
     const loom_generate_options *options;
     loom_tokenizer *tokenizer; /* NULL: tokens in, tokens out */
     loom_prompt prompt;
-    text_stream stream; /* of rank 0 */
+    loom_text_stream *text; /* of rank 0; NULL: tokens out */
     bool begun;
 } generation_run;
 
@@ -193,32 +147,33 @@ static loom_status read_prompt(arguments *given, generation_run *run, int64_t **
             given->options.stop_token = run->tokenizer->eod;
     }
     run->prompt = (loom_prompt){tokens, count};
-    return LOOM_OK;
+    return run->tokenizer ? loom_text_stream_create(run->tokenizer, tokens, (size_t)count, &run->text) : LOOM_OK;
 }
 
 /* ---- the run ---- */
 
-static loom_status write_text(generation_run *run, int64_t token) {
-    char bytes[256];
-    size_t count = 0;
-    LOOM_TRY(run->tokenizer->decode(run->tokenizer->context, &token, 1, bytes, sizeof bytes, &count));
-    if (count > sizeof bytes)
-        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: token %lld of %zu bytes, expected at most %zu",
-            (long long)token, count, sizeof bytes);
-    for (size_t i = 0; i < count; i++)
-        stream_byte(&run->stream, (unsigned char)bytes[i]);
-    return LOOM_OK;
-}
-
 static loom_status write_token(void *context, int64_t rows, const int64_t *tokens) {
     generation_run *run = context;
+    const char *text = NULL;
+    size_t bytes = 0;
     (void)rows;
-    if (run->tokenizer)
-        LOOM_TRY(write_text(run, tokens[0]));
-    else
+    if (run->text) {
+        LOOM_TRY(loom_text_stream_put(run->text, tokens[0], &text, &bytes));
+        fwrite(text, 1, bytes, stdout);
+    } else {
         printf("%s%lld", run->begun ? "," : "", (long long)tokens[0]);
+    }
     run->begun = true;
     return fflush(stdout) == 0 ? LOOM_OK : loom_fail(LOOM_ERR_IO, "standard output cannot be written: %m");
+}
+
+static loom_status write_end(generation_run *run) {
+    const char *text = "";
+    size_t bytes = 0;
+    loom_status status = run->text ? loom_text_stream_end(run->text, &text, &bytes) : LOOM_OK;
+    fwrite(text, 1, bytes, stdout);
+    putchar('\n');
+    return status;
 }
 
 static loom_status write_nothing(void *context, int64_t rows, const int64_t *tokens) {
@@ -239,8 +194,8 @@ static loom_status generate(loom_rank *rank, void *argument) {
     if (!status)
         status = loom_generate(parallel, &run->prompt, 1, run->options, writes ? write_token : write_nothing, run);
     if (writes && run->begun) {
-        stream_end(&run->stream);
-        putchar('\n');
+        loom_status ended = write_end(run);
+        status = status ? status : ended;
     }
     loom_parallel_destroy(parallel);
     loom_fabric_destroy(fabric);
@@ -273,8 +228,12 @@ static int run_arguments(arguments *given) {
     run.config = config;
     if (!status)
         status = read_prompt(given, &run, &tokens);
+    /* Loading may take minutes. */
+    if (!status)
+        status = loom_generate_check(&config->model.config, &run.prompt, 1, run.options);
     int code = status ? loom_cli_fail(status) : loom_cli_run(config, generate, &run);
     free(tokens);
+    loom_text_stream_destroy(run.text);
     loom_tokenizer_destroy(run.tokenizer);
     loom_run_config_destroy(config);
     return code;

@@ -44,10 +44,13 @@ typedef struct loom_tokenizer {
         void *context, const char *text, size_t bytes, int64_t *tokens, size_t capacity, size_t *count);
     /* Text of tokens[0, count), without a final NUL: writes *bytes <= capacity; *bytes is the length it would need when
      * the capacity is too small (nothing is written then). The end-of-document token and other special tokens become
-     * nothing. Decoding more tokens only appends to the text of fewer, so a stream may print what is new; a character
-     * may be split over two tokens. */
+     * nothing. Decoding more tokens only appends to the text of fewer, as far as they are settled; a character may be
+     * split over two tokens. loom_text_stream makes text of tokens as they come. */
     loom_status (*decode)(
         void *context, const int64_t *tokens, size_t count, char *text, size_t capacity, size_t *bytes);
+    /* How many of the first tokens have a text that no later token changes; NULL: all. A SentencePiece tokenizer's byte
+     * tokens at the end are not settled: the next one decides whether together they are UTF-8. */
+    size_t (*settled)(void *context, const int64_t *tokens, size_t count);
     void (*destroy)(void *context); /* of an opened tokenizer; may be NULL */
 } loom_tokenizer;
 
@@ -60,14 +63,33 @@ LOOM_API loom_status loom_tokenizer_find(const char *name, const loom_tokenizer 
 /* Opens "byte", or a Hugging Face tokenizer.json by its path or that of its directory: byte-level BPE (GPT-2, Llama 3,
  * Qwen) and SentencePiece's BPE (Llama 2, Mistral, Gemma). Ids are those of the `tokenizers` package with special
  * tokens, so that a template's begin of text is put first. What the package would do otherwise is refused when it is
- * opened (LOOM_ERR_UNSUPPORTED, with the place in the file). Decoded bytes are given as they are, also those that are
- * no UTF-8 (the package writes U+FFFD). eod and bos are the eos_token and bos_token of tokenizer_config.json or
- * special_tokens_map.json beside the file, else a token of a known name. */
+ * opened (LOOM_ERR_UNSUPPORTED, with the place in the file). A byte-level tokenizer gives decoded bytes as they are,
+ * also those that are no UTF-8; a run of SentencePiece's byte tokens that is none becomes a U+FFFD for each. eod and
+ * bos are the eos_token and bos_token of tokenizer_config.json or special_tokens_map.json beside the file, else a token
+ * of a known name. */
 LOOM_API loom_status loom_tokenizer_open(const char *name, loom_tokenizer **tokenizer);
 /* Only for what loom_tokenizer_open made; NULL is accepted. */
 LOOM_API void loom_tokenizer_destroy(loom_tokenizer *tokenizer);
 /* The most tokens that a text of so many bytes can have: bytes * tokens_per_byte + tokens_around, at most SIZE_MAX. */
 LOOM_API size_t loom_tokenizer_room(const loom_tokenizer *tokenizer, size_t bytes);
+
+/* Text of tokens that come one by one, in whole characters, with U+FFFD in place of bytes that are none: put together
+ * it is what the `tokenizers` package makes of all tokens at once, special tokens left out.
+ *
+ *     loom_text_stream_create → loop { loom_text_stream_put } → loom_text_stream_end → loom_text_stream_destroy */
+typedef struct loom_text_stream loom_text_stream;
+
+/* before[0, count): the tokens that come before, such as a prompt (they decide whether a space at the beginning
+ * belongs to the text); their own text is not given. The tokenizer is borrowed until the stream is destroyed, before
+ * for the call. */
+LOOM_API loom_status loom_text_stream_create(
+    const loom_tokenizer *tokenizer, const int64_t *before, size_t count, loom_text_stream **stream);
+/* What the token adds: UTF-8 without a final NUL, often empty; valid until the next call. What later tokens may still
+ * change is held back. Errors: those of the tokenizer's decode. */
+LOOM_API loom_status loom_text_stream_put(loom_text_stream *stream, int64_t token, const char **text, size_t *bytes);
+/* What was held back; afterwards the stream can only be destroyed. */
+LOOM_API loom_status loom_text_stream_end(loom_text_stream *stream, const char **text, size_t *bytes);
+LOOM_API void loom_text_stream_destroy(loom_text_stream *stream); /* NULL is accepted */
 
 /* ---- Indexed datasets: PREFIX.idx and PREFIX.bin ---- */
 

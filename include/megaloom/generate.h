@@ -36,6 +36,12 @@ typedef struct loom_prompt {
     int64_t length;        /* >= 1 */
 } loom_prompt;
 
+/* Whether loom_generation_create would refuse these prompts and options (NULL = the defaults) for a model of that
+ * configuration: LOOM_ERR_ARGUMENT or LOOM_ERR_UNSUPPORTED says what. To be asked before weights are loaded; config is
+ * one that loom_run_config_load or loom_hf_read_config read. Not collective. */
+LOOM_API loom_status loom_generate_check(
+    const loom_model_config *config, const loom_prompt *prompts, int64_t rows, const loom_generate_options *options);
+
 /* Checks the prompts and makes room for them and max_tokens more. `rows` prompts of one length are continued side by
  * side; their number is part of the key of a draw, so that equal prompts give different texts. Prompts of different
  * lengths are not supported yet. prompts is copied; options NULL = the defaults. The parallel is borrowed until the

@@ -36,7 +36,7 @@ typedef struct loom_safetensors_tensor {
  * - a .safetensors file;
  * - an index ("….safetensors.index.json"): all shards it names, which must lie in the index's own directory and
  *   together hold exactly the tensors that the index lists, each in the shard it says;
- * - a directory: its model.safetensors.index.json, or else its model.safetensors.
+ * - a directory: its model.safetensors, or else its model.safetensors.index.json, as transformers does.
  *
  * Close with loom_safetensors_close. */
 LOOM_API loom_status loom_safetensors_open(const char *path, loom_safetensors **file);

@@ -144,10 +144,22 @@ LOOM_API loom_status loom_fabric_module_init_context(
 /* A GPT or Llama model: shapes only until setup_module. config is copied, its strings
  * are borrowed. Inside loom_fabric_megatron_context the model is created without initialisation. Not collective. */
 LOOM_API loom_status loom_gpt_create(loom_fabric *fabric, const loom_model_config *config, loom_module **module);
-/* The same with the weights of a Hugging Face directory (*.safetensors). config is what loom_run_config_load or
- * loom_hf_read_config read from its config.json, adjusted by the caller. Each rank reads the tensors of its pipeline
- * stage; names and shapes are checked for the whole model on every rank. */
+/* The configuration of a Hugging Face directory's config.json:
+ *
+ *     loom_model_config config = loom_model_config_default("llama");
+ *     LOOM_TRY(loom_hf_read_config("path/to/model", &config));
+ *     LOOM_TRY(loom_gpt_create_from_hf(fabric, "path/to/model", &config, &module));
+ *
+ * Everything that the file decides is set, the architecture too, and seq_length, where it is 0, to
+ * max_position_embeddings; settings of a run (seq_length, make_vocab_size_divisible_by, recompute,
+ * replicate_query_groups, …) keep their values. All faults of the file are named at once: LOOM_ERR_FORMAT,
+ * LOOM_ERR_UNSUPPORTED for what is not built; *config is written only on success. Not collective. */
 LOOM_API loom_status loom_hf_read_config(const char *directory, loom_model_config *config);
+/* loom_gpt_create with the weights of that directory: model.safetensors, or shards with
+ * model.safetensors.index.json, in fp32, bf16 or fp16. They are read when the module is set up, by every rank its part,
+ * and must be exactly the model's tensors. config is what loom_hf_read_config (or loom_run_config_load with model.hf)
+ * gave, adjusted by the caller: dropouts, seq_length. Names and shapes are checked for the whole model on every rank.
+ * directory is copied. */
 LOOM_API loom_status loom_gpt_create_from_hf(
     loom_fabric *fabric, const char *directory, const loom_model_config *config, loom_module **module);
 /* Describes the module's tensors, of all pipeline stages, in Hugging Face names and whole shapes, to a writer. Modules

@@ -148,6 +148,31 @@ static loom_status fail_about(loom_request *request, int place, loom_status stat
     return loom__endpoint_fail(comm->endpoint, status, "%s", s.text);
 }
 
+static bool is_waiting(const loom__page *page) {
+    return atomic_load_explicit(&page->waiting, memory_order_acquire) != 0;
+}
+
+/* Whoever a message does not come from may itself wait for another: then it is a member that waits for nobody, and has
+ * not returned, that holds all up. */
+static void say_who_holds_up(sentence *s, const loom_request *request) {
+    const loom_comm *comm = request->comm;
+    const loom__page *peer =
+        request->operation < LOOM__SEND ? NULL : loom__endpoint_page(comm->endpoint, comm->ranks[request->peer]);
+    if (!peer || !is_waiting(peer))
+        return;
+    for (int place = 0, said = 0; place < comm->size && said < 3; place++) {
+        const loom__page *page = loom__endpoint_page(comm->endpoint, comm->ranks[place]);
+        if (place == comm->place || !page || is_waiting(page) ||
+            atomic_load_explicit(&page->state, memory_order_acquire) != LOOM__RANK_RUNNING)
+            continue;
+        char who[32];
+        snprintf(who, sizeof who, "rank %d", comm->ranks[place]);
+        say(s, "; %s waits for nobody", who);
+        say_doing(s, page, who);
+        said++;
+    }
+}
+
 static loom_status fail_timeout(loom_request *request, double seconds) {
     loom_comm *comm = request->comm;
     loom__endpoint *endpoint = comm->endpoint;
@@ -181,6 +206,7 @@ static loom_status fail_timeout(loom_request *request, double seconds) {
             say_doing(&s, loom__endpoint_page(endpoint, comm->ranks[place]), who);
             said++;
         }
+        say_who_holds_up(&s, request);
     } else if (suspect >= 0) {
         snprintf(who, sizeof who, "rank %d", comm->ranks[suspect]);
         say(&s, "%s did not finish within %.1f s; nobody is known to be missing, and %s has moved it on least recently",

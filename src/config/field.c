@@ -371,8 +371,11 @@ bool loom__field_is_default(const loom__field *field, const loom_run_config *con
     return is_null_value(field, config);
 }
 
+/* Where a field has no upper end of its own; said only to who goes beyond it. */
+#define INT_MOST 0x1p53
+
 static bool in_range(const loom__field *field, double value) {
-    double limit = field->kind == LOOM__FIELD_INT ? 0x1p53 : 1e300;
+    double limit = field->kind == LOOM__FIELD_INT ? INT_MOST : 1e300;
     if (field->high > 0)
         limit = field->high;
     return (field->positive ? value > field->low : value >= field->low) &&
@@ -421,8 +424,12 @@ void loom__field_check(
     if (!is_legal(field, config)) {
         loom__field_text(field, config, found, sizeof found);
         loom__field_expected(field, text, sizeof text);
+        bool beyond = field->kind == LOOM__FIELD_INT && field->high == 0 &&
+                      (double)*(const int64_t *)loom__field_at(field, config) > INT_MOST;
         loom__faults_add(faults, LOOM_ERR_CONFIG, "%s%s: found %s, expected %s%s", place, field->path, found, text,
-            field->single ? " in fp32" : "");
+            field->single ? " in fp32"
+            : beyond      ? " (at most 9007199254740992)"
+                          : "");
         return;
     }
     const loom__choice *choice =

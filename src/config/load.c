@@ -7,9 +7,12 @@
 #include "config/owner.h"
 #include "spec/huggingface.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <megaloom/data.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { PATH_BYTES = 160, HF_CONFIG_BYTES = 1 << 20 };
 
@@ -353,10 +356,23 @@ static void finish_fields(loader *load) {
         config->model.config.vocab_size = LOOM_BYTE_VOCABULARY;
 }
 
-static loom_status read_file(const char *path, size_t limit, char **text, size_t *length) {
-    FILE *file = fopen(path, "rb");
+/* Opened so that a pipe without a writer does not hold it up. */
+static FILE *open_regular(const char *path, const char **reason) {
+    struct stat found;
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    bool is_looked_at = descriptor >= 0 && fstat(descriptor, &found) == 0;
+    FILE *file = is_looked_at && S_ISREG(found.st_mode) ? fdopen(descriptor, "rb") : NULL;
+    *reason = is_looked_at && !S_ISREG(found.st_mode) ? "is no regular file, expected one" : strerror(errno);
+    if (!file && descriptor >= 0)
+        close(descriptor);
+    return file;
+}
+
+static loom_status read_file(const char *path, bool is_regular, size_t limit, char **text, size_t *length) {
+    const char *reason = NULL;
+    FILE *file = is_regular ? open_regular(path, &reason) : fopen(path, "rb");
     if (!file)
-        return loom_fail(LOOM_ERR_IO, "%s: %s", path, strerror(errno));
+        return loom_fail(LOOM_ERR_IO, "%s: %s", path, reason ? reason : strerror(errno));
     char *bytes = malloc(limit + 1);
     if (!bytes) {
         fclose(file);
@@ -385,9 +401,12 @@ static loom_status read_hf(loader *load) {
     double hidden_dropout = model->hidden_dropout, attention_dropout = model->attention_dropout;
     char *path = NULL, *text = NULL;
     size_t length = 0;
+    if (!*load->owner->config.model.hf)
+        return loom_fail(
+            LOOM_ERR_CONFIG, "%s: model.hf: is empty, expected the path of a Hugging Face directory", load->name);
     if (asprintf(&path, "%s/config.json", load->owner->config.model.hf) < 0)
         return loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", load->name);
-    loom_status status = read_file(path, HF_CONFIG_BYTES, &text, &length);
+    loom_status status = read_file(path, true, HF_CONFIG_BYTES, &text, &length);
     if (status == LOOM_OK)
         status = loom__hf_model_config(path, text, length, model);
     free(text);
@@ -446,7 +465,7 @@ loom_status loom_run_config_load(
     char *text = NULL;
     size_t length = 0;
     if (path)
-        LOOM_TRY(read_file(path, LOOM__YAML_MAX_BYTES, &text, &length));
+        LOOM_TRY(read_file(path, false, LOOM__YAML_MAX_BYTES, &text, &length));
     loom_status status = load_config(path ? path : "overrides", text, length, overrides, override_count, true, config);
     free(text);
     return status;

@@ -99,6 +99,8 @@ loom_status loom__tokenizer_json_encode(
     void *context, const char *text, size_t bytes, int64_t *tokens, size_t capacity, size_t *count);
 loom_status loom__tokenizer_json_decode(
     void *context, const int64_t *tokens, size_t count, char *text, size_t capacity, size_t *bytes);
+/* How many of the first tokens have a text that no later token changes: all but a run of byte tokens at the end. */
+size_t loom__tokenizer_json_settled(void *context, const int64_t *tokens, size_t count);
 /* The most tokens that a byte of text can become, and those around the text. */
 void loom__tokenizer_json_room(const loom__tokenizer_json *tokenizer, int64_t *per_byte, int64_t *extra);
 

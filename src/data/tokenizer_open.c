@@ -107,6 +107,7 @@ static loom_status open_json(const char *path, loom_tokenizer *made) {
         .bos = begin,
         .encode = loom__tokenizer_json_encode,
         .decode = loom__tokenizer_json_decode,
+        .settled = loom__tokenizer_json_settled,
         .destroy = destroy_json};
     loom__tokenizer_json_room(json, &made->tokens_per_byte, &made->tokens_around);
     return LOOM_OK;

@@ -49,20 +49,20 @@ loom_status loom__errno_status(int error) {
 }
 
 loom_status loom__map_file(const char *path, loom__mapping *mapping) {
-    /* Looking before opening keeps the open from waiting for ever on a pipe. */
     struct stat status;
-    if (stat(path, &status) != 0)
-        return loom_fail(loom__errno_status(errno), "%s: cannot be opened: %s", path, strerror(errno));
-    if (!S_ISREG(status.st_mode))
-        return loom_fail(LOOM_ERR_ARGUMENT, "%s: is %s, expected a file", path,
-            S_ISDIR(status.st_mode) ? "a directory" : "no regular file");
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    /* A pipe that nobody writes to would keep a blocking open for ever. */
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0)
-        return loom_fail(LOOM_ERR_IO, "%s: cannot be opened: %s", path, strerror(errno));
+        return loom_fail(loom__errno_status(errno), "%s: cannot be opened: %s", path, strerror(errno));
     if (fstat(descriptor, &status) != 0) {
         int error = errno;
         close(descriptor);
         return loom_fail(LOOM_ERR_IO, "%s: cannot be opened: %s", path, strerror(error));
+    }
+    if (!S_ISREG(status.st_mode)) {
+        close(descriptor);
+        return loom_fail(LOOM_ERR_ARGUMENT, "%s: is %s, expected a file", path,
+            S_ISDIR(status.st_mode) ? "a directory" : "no regular file");
     }
     if (status.st_size == 0) {
         close(descriptor);

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "format/file.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -452,18 +453,19 @@ loom_status loom_safetensors_open(const char *path, loom_safetensors **file) {
     struct stat status;
     if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode))
         return loom__ends_with(path, ".json") ? open_index(path, file) : open_file(path, file);
+    /* What is there but cannot be read is said by whoever opens it; only what is absent leads on to the next name. */
     char *index = loom__path_join(path, "/", "model.safetensors.index.json");
     char *single = loom__path_join(path, "/", "model.safetensors");
     loom_status result;
     if (!index || !single)
         result = no_memory(path);
-    else if (stat(index, &status) == 0)
-        result = open_index(index, file);
-    else if (stat(single, &status) == 0)
+    else if (lstat(single, &status) == 0 || errno != ENOENT)
         result = open_file(single, file);
+    else if (lstat(index, &status) == 0 || errno != ENOENT)
+        result = open_index(index, file);
     else
         result =
-            loom_fail(LOOM_ERR_NOT_FOUND, "%s: has neither model.safetensors.index.json nor model.safetensors", path);
+            loom_fail(LOOM_ERR_NOT_FOUND, "%s: has neither model.safetensors nor model.safetensors.index.json", path);
     free(index);
     free(single);
     return result;

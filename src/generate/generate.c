@@ -64,22 +64,27 @@ static loom_status check_prompts(const loom_prompt *prompts, int64_t rows, int64
     return LOOM_OK;
 }
 
+loom_status loom_generate_check(
+    const loom_model_config *config, const loom_prompt *prompts, int64_t rows, const loom_generate_options *options) {
+    int64_t positions = loom__decoder_positions(config);
+    loom_generate_options chosen = options ? *options : loom_generate_options_default();
+    LOOM_TRY(check_options(&chosen, config->vocab_size));
+    LOOM_TRY(check_prompts(prompts, rows, config->vocab_size));
+    if (prompts[0].length > positions || chosen.max_tokens > positions - prompts[0].length)
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "a prompt of %lld tokens and max_tokens %lld do not fit in the %lld positions of the model%s",
+            (long long)prompts[0].length, (long long)chosen.max_tokens, (long long)positions,
+            prompts[0].length < positions ? "; a smaller max_tokens does" : "");
+    return LOOM_OK;
+}
+
 static loom_status check_asked(
     const loom_parallel *parallel, const loom_prompt *prompts, int64_t rows, const loom_generate_options *options) {
     if (!parallel->is_gpt)
         return loom_fail(
             LOOM_ERR_UNSUPPORTED, "not supported yet: generation with a module that was not made by loom_gpt_create");
     LOOM_TRY(loom__decoder_check(parallel->module));
-    int64_t vocabulary = loom_parallel_model_config(parallel)->vocab_size;
-    int64_t positions = loom__decoder_positions(parallel->module);
-    LOOM_TRY(check_options(options, vocabulary));
-    LOOM_TRY(check_prompts(prompts, rows, vocabulary));
-    if (prompts[0].length > positions || options->max_tokens > positions - prompts[0].length)
-        return loom_fail(LOOM_ERR_ARGUMENT,
-            "a prompt of %lld tokens and max_tokens %lld do not fit in the %lld positions of the model%s",
-            (long long)prompts[0].length, (long long)options->max_tokens, (long long)positions,
-            prompts[0].length < positions ? "; a smaller max_tokens does" : "");
-    return LOOM_OK;
+    return loom_generate_check(loom_parallel_model_config(parallel), prompts, rows, options);
 }
 
 static uint64_t hash_asked(const loom_prompt *prompts, int64_t rows, const loom_generate_options *options) {

@@ -12,13 +12,13 @@ struct loom__decoder {
     loom__kv_cache *cache;
 };
 
-int64_t loom__decoder_positions(const loom_module *module) {
-    const loom__gpt *gpt = module->context;
-    switch (gpt->config.position_embedding_type) {
+int64_t loom__decoder_positions(const loom_model_config *config) {
+    switch (config->position_embedding_type) {
     case LOOM_POSITION_LEARNED:
-        return gpt->config.max_position_embeddings;
-    case LOOM_POSITION_ROPE:
-        return gpt->rope.positions;
+        return config->max_position_embeddings;
+    case LOOM_POSITION_ROPE: /* the longer of the two has a table */
+        return config->max_position_embeddings > config->seq_length ? config->max_position_embeddings
+                                                                    : config->seq_length;
     default:
         return INT32_MAX;
     }

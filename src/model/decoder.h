@@ -19,7 +19,7 @@ void loom__decoder_destroy(loom__decoder *decoder); /* NULL is accepted */
  * same on every rank. After an error the decoder must not be used again. Collective over the tensor group. */
 loom_status loom__decoder_read(loom__decoder *decoder, int64_t *tokens, int64_t s, float *logits);
 
-/* Positions that a model has: INT32_MAX where it has no limit of its own. */
-int64_t loom__decoder_positions(const loom_module *module);
+/* Positions that a model has (its completed configuration): INT32_MAX where it has no limit of its own. */
+int64_t loom__decoder_positions(const loom_model_config *config);
 
 #endif

@@ -56,7 +56,8 @@ loom_status loom__gpt_next_logits(
 /* Reads config.json of a Hugging Face directory into *config (all fields). */
 loom_status loom__hf_read_config(const char *directory, loom_model_config *config);
 /* Fills the set from the directory's safetensors, reading no other tensors than the set's; every tensor the whole model
- * needs must be there with the right shape, and none may be there that it does not know. */
+ * needs must be there with the right shape, and none may be there that it does not know, nor a tied head that differs
+ * from the embedding. */
 loom_status loom__hf_load(const char *directory, loom__parameter_set *set);
 /* Describes all tensors of the set's model, in Hugging Face names and shapes, to a writer. */
 loom_status loom__hf_describe(const loom__parameter_set *set, loom_safetensors_writer *writer);

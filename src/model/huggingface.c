@@ -2,6 +2,7 @@
  * element is; here those maps are walked, one parameter at a time, so that no more than the largest tensor is held
  * twice. */
 #include "spec/huggingface.h"
+#include "format/file.h"
 #include "model/gpt.h"
 #include <megaloom/safetensors.h>
 #include <stdio.h>
@@ -11,31 +12,31 @@
 /* A config.json is some hundred lines; a larger file is not one. */
 enum { CONFIG_BYTES_MAX = 1 << 20 };
 
-static loom_status read_text(const char *path, char **text, size_t *length) {
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return loom_fail(LOOM_ERR_IO, "%s: cannot be opened: %m", path);
-    char *buffer = malloc(CONFIG_BYTES_MAX + 1);
-    size_t got = buffer ? fread(buffer, 1, CONFIG_BYTES_MAX + 1, file) : 0;
-    bool failed = ferror(file) != 0;
-    fclose(file);
-    loom_status status = LOOM_OK;
-    if (!buffer)
-        status = loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", path);
-    else if (failed)
-        status = loom_fail(LOOM_ERR_IO, "%s: cannot be read", path);
-    else if (got > CONFIG_BYTES_MAX)
-        status = loom_fail(LOOM_ERR_FORMAT, "%s: larger than %d bytes", path, CONFIG_BYTES_MAX);
-    if (status) {
-        free(buffer);
-        return status;
-    }
-    *text = buffer;
-    *length = got;
+static loom_status copy_text(const char *path, const loom__mapping *mapping, char **text) {
+    if (mapping->bytes > CONFIG_BYTES_MAX)
+        return loom_fail(
+            LOOM_ERR_FORMAT, "%s: has %zu bytes, expected at most %d", path, mapping->bytes, CONFIG_BYTES_MAX);
+    char *made = malloc(mapping->bytes + 1);
+    if (!made)
+        return loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", path);
+    memcpy(made, mapping->data, mapping->bytes);
+    *text = made;
     return LOOM_OK;
 }
 
+static loom_status read_text(const char *path, char **text, size_t *length) {
+    loom__mapping mapping;
+    LOOM_TRY(loom__map_file(path, &mapping));
+    loom_status status = copy_text(path, &mapping, text);
+    if (!status)
+        *length = mapping.bytes;
+    loom__unmap_file(&mapping);
+    return status;
+}
+
 loom_status loom__hf_read_config_text(const char *directory, char *path, size_t bytes, char **text, size_t *length) {
+    if (!*directory)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the Hugging Face directory is empty");
     if (snprintf(path, bytes, "%s/config.json", directory) >= (int)bytes)
         return loom_fail(LOOM_ERR_ARGUMENT, "the path of the Hugging Face directory is too long");
     return read_text(path, text, length);
@@ -145,27 +146,64 @@ static loom_status import_parameter(import_context *context, loom__parameter_set
     return status;
 }
 
-/* The file names that a directory may have; the first that exists wins. */
-static loom_status open_weights(const char *directory, loom_safetensors **file) {
-    static const char *const names[] = {"model.safetensors.index.json", "model.safetensors"};
-    char path[4096];
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (snprintf(path, sizeof path, "%s/%s", directory, names[i]) >= (int)sizeof path)
-            return loom_fail(LOOM_ERR_ARGUMENT, "the path of the Hugging Face directory is too long");
-        FILE *probe = fopen(path, "rb");
-        if (!probe)
-            continue;
-        fclose(probe);
-        return loom_safetensors_open(path, file);
+typedef struct tie {
+    const loom_safetensors *file;
+    const loom__model_spec *spec;
+    const loom_safetensors_tensor *head;
+} tie;
+
+static loom_status differs(const tie *from, const loom_safetensors_tensor *embedding, const char *how) {
+    return loom_fail(LOOM_ERR_FORMAT,
+        "%s: tensor %s is not %s (%s), although config.json ties them: for a head of its own set tie_word_embeddings "
+        "false there, else remove the tensor",
+        from->head->path, from->head->name, embedding->name, how);
+}
+
+/* Bit by bit of what is read, in pieces. */
+static loom_status compare_head(void *argument, const loom__hf_tensor *wanted) {
+    enum { PIECE = 2048 };
+    const tie *from = argument;
+    const loom_safetensors_tensor *embedding;
+    float a[PIECE], b[PIECE];
+    char how[96];
+    LOOM_TRY(find_tensor(from->file, from->spec, wanted->name, &embedding));
+    if (from->head->elements != embedding->elements || from->head->dims != embedding->dims ||
+        from->head->shape[0] != embedding->shape[0])
+        return differs(from, embedding, "they have other shapes");
+    for (int64_t first = 0; first < embedding->elements; first += PIECE) {
+        int64_t count = embedding->elements - first < PIECE ? embedding->elements - first : PIECE;
+        LOOM_TRY(loom_safetensors_read_f32(embedding, first, count, a));
+        LOOM_TRY(loom_safetensors_read_f32(from->head, first, count, b));
+        for (int64_t i = 0; i < count; i++)
+            if (memcmp(&a[i], &b[i], sizeof *a) != 0) {
+                snprintf(how, sizeof how, "element %lld is %g, there %g", (long long)(first + i), (double)b[i],
+                    (double)a[i]);
+                return differs(from, embedding, how);
+            }
     }
-    return loom_fail(LOOM_ERR_NOT_FOUND, "%s: has neither %s nor %s", directory, names[0], names[1]);
+    return LOOM_OK;
+}
+
+/* The head that a file of tied weights may hold is not read: it must be the copy that it claims to be. */
+static loom_status check_tie(const loom_safetensors *file, const loom__model_spec *spec) {
+    static const char head[] = "lm_head.weight", embedding[] = "embedding.word_embeddings.weight";
+    tie from = {.file = file, .spec = spec};
+    if (!spec->config.share_embeddings_and_output_weights || !loom_safetensors_has(file, head))
+        return LOOM_OK;
+    LOOM_TRY(loom_safetensors_find(file, head, &from.head));
+    for (int64_t i = 0; i < spec->count; i++)
+        if (strcmp(spec->parameters[i].name, embedding) == 0)
+            return loom__hf_parameter_tensors(spec, &spec->parameters[i], compare_head, &from);
+    return LOOM_OK;
 }
 
 loom_status loom__hf_load(const char *directory, loom__parameter_set *set) {
     loom_safetensors *file;
-    LOOM_TRY(open_weights(directory, &file));
+    LOOM_TRY(loom_safetensors_open(directory, &file));
     import_context context = {.file = file, .spec = set->spec};
     loom_status status = check_nothing_left(file, set->spec);
+    if (!status)
+        status = check_tie(file, set->spec);
     /* Also what other stages read: a directory is refused alike on every rank. */
     for (int64_t i = 0; !status && i < set->spec->count; i++)
         status = loom__hf_parameter_tensors(set->spec, &set->spec->parameters[i], check_shape, &context);

@@ -1,14 +1,18 @@
 /* The directory of an export. It appears whole or not at all: everything is written into "PATH.tmp" beside it, which
- * takes the place of PATH at the end. Nothing that an export did not write is ever removed: a file is deleted by its
- * name from the list of names that an export gives, a directory only when that has left it empty. */
+ * takes the place of PATH at the end; what was at PATH stands at "PATH.old" for that moment. Nothing that an export did
+ * not write is ever removed. A "PATH.tmp" is cleared away only while it holds the mark of an unfinished export, which
+ * goes when all is written; a "PATH.old" only by the call that made it. A file is deleted by its name from the list of
+ * names that an export gives, a directory only when that has left it empty. */
 #include "model/huggingface_directory.h"
 #include "format/file.h"
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <fnmatch.h>
 #include <megaloom/safetensors.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +21,9 @@ static const char *const companions[] = {"added_tokens.json", "chat_template.jin
     "vocab.json"};
 static const char *const weights[] = {"config.json", "model.safetensors", "model.safetensors.index.json",
     "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors"};
+
+/* In PATH.tmp from its first moment until all is written; locked by the export that is at work. */
+static const char mark[] = ".megaloom-unfinished";
 
 static bool is_listed(const char *name, const char *const *patterns, size_t count) {
     for (size_t i = 0; i < count; i++)
@@ -34,7 +41,7 @@ static bool is_ours(const char *name) {
     strcpy(plain, name);
     if (length > 4 && strcmp(plain + length - 4, ".tmp") == 0)
         plain[length - 4] = '\0';
-    return is_listed(plain, weights, sizeof weights / sizeof *weights) ||
+    return strcmp(plain, mark) == 0 || is_listed(plain, weights, sizeof weights / sizeof *weights) ||
            is_listed(plain, companions, sizeof companions / sizeof *companions);
 }
 
@@ -56,10 +63,22 @@ static loom_status for_entries(
     return status;
 }
 
+/* Whether something is there, be it a link that leads nowhere. */
+static loom_status look(const char *path, struct stat *found, bool *is_there) {
+    *is_there = lstat(path, found) == 0;
+    return *is_there || errno == ENOENT ? LOOM_OK : loom_fail(LOOM_ERR_IO, "%s: cannot be looked at: %m", path);
+}
+
 static loom_status check_entry(const char *directory, const char *name, void *context) {
     int64_t *count = context;
+    struct stat found;
+    bool is_there = false;
+    char *path = loom__path_join(directory, "/", name);
+    loom_status status = path ? look(path, &found, &is_there) : no_memory(directory);
+    free(path);
+    LOOM_TRY(status);
     ++*count;
-    if (!is_ours(name))
+    if (!is_ours(name) || (is_there && !S_ISREG(found.st_mode)))
         return loom_fail(LOOM_ERR_ARGUMENT,
             "%s: holds %s, which no export wrote: it is not replaced; give another place, or remove it", directory,
             name);
@@ -81,62 +100,176 @@ static loom_status check_producer(const char *path) {
     return LOOM_OK;
 }
 
-loom_status loom__hf_directory_check(const char *path) {
-    struct stat found;
-    if (!*path)
-        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the Hugging Face directory is empty");
-    if (lstat(path, &found) != 0)
-        return errno == ENOENT ? LOOM_OK : loom_fail(LOOM_ERR_IO, "%s: cannot be looked at: %m", path);
-    if (!S_ISDIR(found.st_mode))
-        return loom_fail(LOOM_ERR_ARGUMENT, "%s: is there and is no directory: it is not replaced", path);
-    int64_t count = 0;
-    LOOM_TRY(for_entries(path, check_entry, &count));
-    return count ? check_producer(path) : LOOM_OK;
+/* The neighbours of a directory that an export uses. */
+typedef struct places {
+    char *plain, *temporary, *old; /* "a/b//" is "a/b", "a/b.tmp", "a/b.old" */
+} places;
+
+static void places_free(places *of) {
+    free(of->plain);
+    free(of->temporary);
+    free(of->old);
 }
 
+static loom_status places_make(const char *path, places *made) {
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    *made = (places){.plain = strndup(path, length)};
+    if (!made->plain)
+        return no_memory(path);
+    const char *slash = strrchr(made->plain, '/'), *name = slash ? slash + 1 : made->plain;
+    if (!*path)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the Hugging Face directory is empty");
+    if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "%s: has no name of its own: expected the name of the Hugging Face directory to make, such as %s%smodel",
+            path, made->plain, *name ? "/" : "");
+    made->temporary = loom__path_join(made->plain, "", ".tmp");
+    made->old = loom__path_join(made->plain, "", ".old");
+    return made->temporary && made->old ? LOOM_OK : no_memory(path);
+}
+
+/* *replaces: what is at PATH has to go. */
+static loom_status check_target(const places *of, bool *replaces) {
+    struct stat found;
+    bool is_there;
+    int64_t count = 0;
+    *replaces = false;
+    LOOM_TRY(look(of->plain, &found, &is_there));
+    if (!is_there)
+        return LOOM_OK;
+    if (!S_ISDIR(found.st_mode))
+        return loom_fail(LOOM_ERR_ARGUMENT, "%s: is there and is no directory: it is not replaced", of->plain);
+    LOOM_TRY(for_entries(of->plain, check_entry, &count));
+    if (count == 0)
+        return LOOM_OK;
+    LOOM_TRY(check_producer(of->plain));
+    LOOM_TRY(look(of->old, &found, &is_there));
+    if (is_there)
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "%s: is there, where the model at %s would stand while it is replaced: give another place, or move it away",
+            of->old, of->plain);
+    *replaces = true;
+    return LOOM_OK;
+}
+
+/* A file system that knows no locks does not keep exports from working. */
+static loom_status lock_mark(const char *directory, const char *path, int *lock) {
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (descriptor < 0)
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be opened: %m", path);
+    if (flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        close(descriptor);
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "%s: another export is writing there: give another place, or wait for it", directory);
+    }
+    *lock = descriptor;
+    return LOOM_OK;
+}
+
+/* Nothing, an empty directory, or what an export that was stopped has left. */
+static loom_status check_temporary(const places *of, bool *is_there) {
+    struct stat found;
+    bool is_marked = false;
+    int64_t count = 0;
+    LOOM_TRY(look(of->temporary, &found, is_there));
+    if (!*is_there)
+        return LOOM_OK;
+    if (!S_ISDIR(found.st_mode))
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "%s: is there and is no directory: an export to %s is written there first; move it away", of->temporary,
+            of->plain);
+    LOOM_TRY(for_entries(of->temporary, check_entry, &count));
+    char *path = loom__path_join(of->temporary, "/", mark);
+    loom_status status = path ? look(path, &found, &is_marked) : no_memory(of->plain);
+    int lock = -1;
+    if (!status && is_marked)
+        status = lock_mark(of->temporary, path, &lock);
+    if (lock >= 0)
+        close(lock);
+    free(path);
+    if (!status && count > 0 && !is_marked)
+        status = loom_fail(LOOM_ERR_ARGUMENT,
+            "%s: is there and is no unfinished export: an export to %s is written there first; move it away",
+            of->temporary, of->plain);
+    return status;
+}
+
+static loom_status check(const places *of, bool *has_left) {
+    bool replaces;
+    LOOM_TRY(check_target(of, &replaces));
+    return check_temporary(of, has_left);
+}
+
+loom_status loom__hf_directory_check(const char *path) {
+    places of;
+    bool has_left;
+    loom_status status = places_make(path, &of);
+    if (!status)
+        status = check(&of, &has_left);
+    places_free(&of);
+    return status;
+}
+
+/* The mark last, so that a removal that is stopped can be taken up again. */
 static loom_status remove_entry(const char *directory, const char *name, void *context) {
     (void)context;
-    char *path = is_ours(name) ? loom__path_join(directory, "/", name) : NULL;
+    char *path = is_ours(name) && strcmp(name, mark) != 0 ? loom__path_join(directory, "/", name) : NULL;
     if (path)
         (void)unlink(path); /* what stays makes the rmdir fail, which is looked at */
     free(path);
     return LOOM_OK;
 }
 
-/* Nothing there is good as well. */
+static loom_status remove_mark(const char *directory) {
+    char *path = loom__path_join(directory, "/", mark);
+    if (!path)
+        return no_memory(directory);
+    loom_status status =
+        unlink(path) == 0 || errno == ENOENT ? LOOM_OK : loom_fail(LOOM_ERR_IO, "%s: cannot be removed: %m", path);
+    free(path);
+    return status;
+}
+
 static loom_status remove_ours(const char *directory) {
-    if (access(directory, F_OK) != 0)
-        return LOOM_OK;
     LOOM_TRY(for_entries(directory, remove_entry, NULL));
-    if (rmdir(directory) != 0)
-        return loom_fail(LOOM_ERR_IO, "%s: left over, and cannot be removed: %m", directory);
-    return LOOM_OK;
+    LOOM_TRY(remove_mark(directory));
+    return rmdir(directory) == 0 ? LOOM_OK
+                                 : loom_fail(LOOM_ERR_IO, "%s: left over, and cannot be removed: %m", directory);
 }
 
-/* "a/b//" as "a/b", with an ending. */
-static char *beside(const char *path, const char *ending) {
-    char *made = loom__path_join(path, "", "");
-    if (!made)
-        return NULL;
-    for (size_t length = strlen(made); length > 1 && made[length - 1] == '/'; length--)
-        made[length - 1] = '\0';
-    char *with = loom__path_join(made, "", ending);
-    free(made);
-    return with;
+static loom_status mark_and_lock(const char *temporary, int *lock) {
+    char *path = loom__path_join(temporary, "/", mark);
+    if (!path)
+        return no_memory(temporary);
+    loom_status status = loom__hf_directory_write(temporary, mark, "");
+    if (!status)
+        status = lock_mark(temporary, path, lock);
+    free(path);
+    return status;
 }
 
-loom_status loom__hf_directory_begin(const char *path, char **temporary) {
-    LOOM_TRY(loom__hf_directory_check(path));
-    char *made = beside(path, ".tmp");
-    if (!made)
-        return no_memory(path);
-    loom_status status = remove_ours(made);
-    if (!status && mkdir(made, 0777) != 0)
-        status = loom_fail(LOOM_ERR_IO, "%s: cannot be made: %m", made);
-    if (status)
-        free(made);
-    else
-        *temporary = made;
+static loom_status begin(const places *of, int *lock) {
+    bool has_left;
+    LOOM_TRY(check(of, &has_left));
+    if (has_left)
+        LOOM_TRY(remove_ours(of->temporary));
+    if (mkdir(of->temporary, 0777) != 0)
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be made: %m", of->temporary);
+    return mark_and_lock(of->temporary, lock);
+}
+
+loom_status loom__hf_directory_begin(const char *path, char **temporary, int *lock) {
+    places of;
+    loom_status status = places_make(path, &of);
+    if (!status)
+        status = begin(&of, lock);
+    if (!status) {
+        *temporary = of.temporary;
+        of.temporary = NULL;
+    }
+    places_free(&of);
     return status;
 }
 
@@ -144,26 +277,38 @@ static loom_status move(const char *from, const char *to) {
     return rename(from, to) == 0 ? LOOM_OK : loom_fail(LOOM_ERR_IO, "%s: cannot be renamed to %s: %m", from, to);
 }
 
-loom_status loom__hf_directory_commit(const char *path, const char *temporary) {
+/* The directory is whole: whatever happens from here on, it is kept. */
+static loom_status put_in_place(const places *of, bool *replaces) {
     /* Looked at again: somebody may have put a file there meanwhile. */
-    LOOM_TRY(loom__hf_directory_check(path));
-    char *plain = beside(path, ""), *old = beside(path, ".old");
-    loom_status status = plain && old ? remove_ours(old) : no_memory(path);
-    bool replaces = !status && access(plain, F_OK) == 0;
-    if (replaces)
-        status = move(plain, old);
+    LOOM_TRY(check_target(of, replaces));
+    if (*replaces)
+        LOOM_TRY(move(of->plain, of->old));
+    return move(of->temporary, of->plain);
+}
+
+static loom_status commit(const places *of) {
+    bool replaces;
+    LOOM_TRY(remove_mark(of->temporary));
+    loom_status status = put_in_place(of, &replaces);
+    if (status)
+        return loom_fail_context(status, "the model is whole and stays at %s: ", of->temporary);
+    return replaces ? remove_ours(of->old) : LOOM_OK;
+}
+
+loom_status loom__hf_directory_commit(const char *path) {
+    places of;
+    loom_status status = places_make(path, &of);
     if (!status)
-        status = move(temporary, plain);
-    if (!status && replaces)
-        status = remove_ours(old);
-    free(plain);
-    free(old);
+        status = commit(&of);
+    places_free(&of);
     return status;
 }
 
 void loom__hf_directory_discard(const char *temporary) {
-    if (temporary)
+    char *path = temporary ? loom__path_join(temporary, "/", mark) : NULL;
+    if (path && access(path, F_OK) == 0)
         (void)remove_ours(temporary);
+    free(path);
 }
 
 loom_status loom__hf_directory_write(const char *directory, const char *name, const char *text) {

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 loom_hf_save_options loom_hf_save_options_default(void) {
     return (loom_hf_save_options){.dtype = LOOM_F32, .max_shard_bytes = 5000000000};
@@ -37,6 +38,7 @@ typedef struct save {
     /* From here on: of the writing rank alone. */
     plan plan;
     char *temporary;
+    int lock; /* of the temporary directory; -1: not begun */
     loom_safetensors_writer *writer;
     int64_t at; /* the next tensor of the plan */
     const loom__parameter_descriptor *descriptor;
@@ -178,6 +180,15 @@ static loom_status close_shard(save *s) {
     return status;
 }
 
+/* No dtype may carry it out silently. */
+static loom_status check_numbers(const char *name, const float *values, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (isnan(values[i]))
+            return loom_fail(LOOM_ERR_NUMERIC, "%s: element %lld is not a number (NaN): the model is not written", name,
+                (long long)i);
+    return LOOM_OK;
+}
+
 static loom_status write_rounded(const save *s, const char *name, const float *values, int64_t count) {
     uint16_t piece[PIECE];
     if (s->options->dtype == LOOM_F32)
@@ -208,6 +219,8 @@ static loom_status write_tensor(void *argument, const loom__hf_tensor *tensor) {
     if (!values)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", tensor->name);
     loom_status status = loom__hf_fill(s->set->spec, s->descriptor, tensor, s->canonical, values);
+    if (!status)
+        status = check_numbers(tensor->name, values, count);
     if (!status)
         status = write_rounded(s, tensor->name, values, count);
     free(values);
@@ -263,7 +276,7 @@ static loom_status begin(save *s, const char *directory) {
         return LOOM_OK;
     LOOM_TRY(loom__hf_save_check(s->set, directory, s->options, s->tokenizer));
     LOOM_TRY(make_plan(s->set, s->options, &s->plan));
-    LOOM_TRY(loom__hf_directory_begin(directory, &s->temporary));
+    LOOM_TRY(loom__hf_directory_begin(directory, &s->temporary, &s->lock));
     return write_texts(s);
 }
 
@@ -273,12 +286,12 @@ static loom_status finish(save *s, const char *directory) {
     LOOM_TRY(close_shard(s));
     if (s->plan.shards > 1)
         LOOM_TRY(write_index(s));
-    return loom__hf_directory_commit(directory, s->temporary);
+    return loom__hf_directory_commit(directory);
 }
 
 loom_status loom__hf_save(const loom__parameter_set *set, loom_comm *tp, loom_comm *pp, loom_comm *world, bool writes,
     const char *directory, const loom_hf_save_options *options, const loom_tokenizer *tokenizer) {
-    save s = {.set = set, .options = options, .tokenizer = tokenizer, .world = world, .writes = writes};
+    save s = {.set = set, .options = options, .tokenizer = tokenizer, .world = world, .writes = writes, .lock = -1};
     loom_status status = loom_agree(world, begin(&s, directory));
     if (!status)
         status = loom__parameter_set_visit(set, LOOM__PARAMETER_DATA, tp, pp, 1, save_parameter, &s);
@@ -287,6 +300,8 @@ loom_status loom__hf_save(const loom__parameter_set *set, loom_comm *tp, loom_co
     loom_safetensors_writer_destroy(s.writer);
     if (status)
         loom__hf_directory_discard(s.temporary);
+    if (s.lock >= 0)
+        close(s.lock);
     free(s.temporary);
     free(s.plan.tensors);
     return status;

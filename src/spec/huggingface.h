@@ -46,7 +46,8 @@ loom_status loom__hf_source_runs(
 const char *loom__hf_other_name(const loom__model_spec *spec, const char *hf_name);
 
 /* True for a tensor that a file may hold beside the parameters and that carries no information: causal-mask buffers of
- * old gpt2 files, rotary inv_freq of old llama files, the copy of a tied head. */
+ * old gpt2 files, rotary inv_freq of old llama files, the copy of a tied head (whoever reads it sees that it is one).
+ */
 bool loom__hf_is_ignorable(const loom__model_spec *spec, const char *hf_name);
 
 /* Tokens with a meaning of their own; -1 = none. */

@@ -41,11 +41,13 @@ static int64_t get_size(const reader *from, const char *key, int64_t otherwise) 
     const json_t *value = member(from, key);
     if (!value && otherwise >= 0)
         return otherwise;
-    if (!json_is_integer(value) || json_integer_value(value) < 1) {
+    if (json_is_integer(value) && json_integer_value(value) < 1)
+        loom__faults_add(from->faults, LOOM_ERR_FORMAT,
+            "%s: %s: found %" JSON_INTEGER_FORMAT ", expected an integer >= 1", from->name, key,
+            json_integer_value(value));
+    else if (!json_is_integer(value))
         wrong_type(from, key, value, "an integer >= 1");
-        return 1;
-    }
-    return json_integer_value(value);
+    return json_is_integer(value) && json_integer_value(value) >= 1 ? json_integer_value(value) : 1;
 }
 
 static double get_number(const reader *from, const char *key, double otherwise) {

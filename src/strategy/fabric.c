@@ -156,7 +156,7 @@ loom_status loom_fabric_launch(loom_fabric *fabric) {
         LOOM_TRY(loom_agree(loom_rank_world(fabric->rank), tune(fabric)));
         if (loom_rank_index(fabric->rank) == 0 &&
             !environment->creates_processes_externally(environment->context, fabric->rank))
-            loom_rank_log(fabric->rank, LOOM_LOG_INFO,
+            loom_rank_log(fabric->rank, LOOM_LOG_DEBUG,
                 "the ranks are threads of this process: start_method %s has nothing to start",
                 fabric->config.start_method);
         fabric->tuned = true;

@@ -3,6 +3,7 @@
 #include "config/sizes.h"
 #include "layout/layout.h"
 #include "model/gpt.h"
+#include "model/huggingface_directory.h"
 #include "optim/optim.h"
 #include "strategy/strategy.h"
 #include <stdlib.h>
@@ -23,7 +24,10 @@ loom_status loom_gpt_create(loom_fabric *fabric, const loom_model_config *config
 }
 
 loom_status loom_hf_read_config(const char *directory, loom_model_config *config) {
-    return loom__hf_read_config(directory, config);
+    LOOM_TRY(loom__hf_read_config(directory, config));
+    if (config->seq_length == 0)
+        config->seq_length = config->max_position_embeddings;
+    return LOOM_OK;
 }
 
 loom_status loom_gpt_create_from_hf(
@@ -436,6 +440,10 @@ static loom_status open_tokenizer(
     const loom_parallel *parallel, const loom_hf_save_options *options, loom_tokenizer **tokenizer) {
     *tokenizer = NULL;
     return writes_hf(parallel) && options->tokenizer ? loom_tokenizer_open(options->tokenizer, tokenizer) : LOOM_OK;
+}
+
+loom_status loom_hf_check_output(const char *directory) {
+    return loom__hf_directory_check(directory);
 }
 
 loom_status loom_gpt_check_save_hf(

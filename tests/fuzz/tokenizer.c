@@ -1,12 +1,27 @@
 /* Fuzzes the reader of tokenizer.json. What opens is used: a text of many kinds of characters, cut out of the file
- * itself, becomes tokens that the vocabulary has and no more than were announced; and their text is written as it was
- * counted. */
+ * itself, becomes tokens that the vocabulary has and no more than were announced; their text is written as it was
+ * counted; and the text of a few of them, as far as they are settled, is its beginning. */
 #include "data/tokenizer_json.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+/* What a stream of text relies on. */
+static void check_settled(
+    loom__tokenizer_json *json, const int64_t *tokens, size_t count, const char *whole, size_t bytes) {
+    for (size_t few = 0; few < count && few < 40; few++) {
+        size_t settled = loom__tokenizer_json_settled(json, tokens, few), part = 0;
+        char *text = malloc(bytes + 1);
+        if (!text)
+            return;
+        if (settled > few || loom__tokenizer_json_decode(json, tokens, settled, text, bytes, &part) != LOOM_OK ||
+            part > bytes || memcmp(text, whole, part) != 0)
+            abort();
+        free(text);
+    }
+}
 
 static void use(loom__tokenizer_json *json, const char *text, size_t bytes) {
     int64_t per_byte, extra;
@@ -22,6 +37,8 @@ static void use(loom__tokenizer_json *json, const char *text, size_t bytes) {
         if (decoded &&
             (loom__tokenizer_json_decode(json, tokens, count, decoded, wanted, &made) != LOOM_OK || made != wanted))
             abort();
+        if (decoded)
+            check_settled(json, tokens, count, decoded, made);
         free(decoded);
     } else if (tokens && strstr(loom_error_message(), "there is room for")) {
         abort();

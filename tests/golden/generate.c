@@ -72,7 +72,6 @@ static void load(generate_suite *suite) {
         const char *model = golden_string(json, "model", "");
         generate_case c = {.name = golden_path("%s", model), .directory = golden_path("%s", model)};
         if (golden_read_config(path, c.directory, &c.config)) {
-            c.config.seq_length = c.config.max_position_embeddings;
             load_batches(&c, path, json);
             suite->cases[suite->golden.cases++] = c;
         } else {

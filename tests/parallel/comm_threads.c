@@ -359,6 +359,36 @@ static void a_rank_that_does_not_come_is_named_after_the_timeout(void **state) {
     expect_text("current: reading a batch");
 }
 
+/* Rank 0 waits for rank 2, which waits a little longer for rank 1. */
+static loom_status one_holds_up(loom_rank *rank, void *argument) {
+    (void)argument;
+    loom_comm *world = loom_rank_world(rank);
+    int me = loom_rank_index(rank);
+    int64_t x = 0;
+    LOOM_TRY(loom_barrier(world));
+    if (me == 1) {
+        loom_rank_note(rank, "reading a batch");
+        nap(2);
+    } else if (me == 2) {
+        nap(0.5);
+    }
+    if (me == 0)
+        return loom_receive(world, &x, 1, LOOM_I64, 2, 5);
+    if (me == 2)
+        LOOM_TRY(loom_receive(world, &x, 1, LOOM_I64, 1, 5));
+    return loom_send(world, &x, 1, LOOM_I64, me == 1 ? 2 : 0, 5);
+}
+
+static void whoever_holds_up_those_that_wait_for_each_other_is_named(void **state) {
+    (void)state;
+    loom_run_options options = quick();
+    options.timeout = 0.8;
+    assert_int_equal(loom_run_local(3, one_holds_up, NULL, &options), LOOM_ERR_TIMEOUT);
+    expect_text("rank 2 has not come to receive #1 of group world");
+    expect_text("rank 1 waits for nobody; rank 1's last finished operation: barrier #1 of group world");
+    expect_text("current: reading a batch");
+}
+
 /* More groups than the recorder follows: rank 1 has come to the operation of the last one, and it alone keeps it from
  * ending, but nobody can know that. */
 static loom_status many_groups(loom_rank *rank, void *argument) {
@@ -555,6 +585,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_fails_ends_the_run_and_is_named),
         cmocka_unit_test(a_rank_that_returns_early_is_named),
         cmocka_unit_test(a_rank_that_does_not_come_is_named_after_the_timeout),
+        cmocka_unit_test(whoever_holds_up_those_that_wait_for_each_other_is_named),
         cmocka_unit_test(a_timeout_in_a_group_that_cannot_be_followed_accuses_nobody_of_not_coming),
         cmocka_unit_test(a_message_that_never_comes_names_its_sender),
         cmocka_unit_test(a_request_that_was_never_waited_for_is_an_error),

@@ -469,6 +469,42 @@ static void a_set_of_shards_opens_as_one(void **state) {
     scratch_remove(&folder);
 }
 
+/* As in transformers. */
+static void a_single_file_goes_before_an_index(void **state) {
+    (void)state;
+    scratch folder = scratch_make();
+    loom_safetensors *file;
+    write_shard(&folder, "1.safetensors", "a", 10);
+    write_shard(&folder, "model.safetensors", "c", 30);
+    assert_int_equal(open_set(&folder, "{\"weight_map\":{\"a\":\"1.safetensors\"}}", &file), LOOM_OK);
+    assert_true(loom_safetensors_has(file, "c") && !loom_safetensors_has(file, "a"));
+    loom_safetensors_close(file);
+    scratch_remove(&folder);
+}
+
+static void refuse_single(const scratch *folder, const char *because) {
+    loom_safetensors *file;
+    assert_int_not_equal(loom_safetensors_open(folder->path, &file), LOOM_OK);
+    if (!strstr(loom_error_message(), because))
+        fail_msg("found '%s', expected '%s'", loom_error_message(), because);
+    assert_int_equal(remove(scratch_file(folder, "model.safetensors")), 0);
+}
+
+static void what_is_there_and_no_file_is_named(void **state) {
+    (void)state;
+    scratch folder = scratch_make();
+    const char *single = scratch_file(&folder, "model.safetensors");
+    assert_int_equal(mkfifo(single, 0600), 0);
+    refuse_single(&folder, "model.safetensors: is no regular file");
+    assert_int_equal(mkdir(scratch_file(&folder, "model.safetensors"), 0700), 0);
+    refuse_single(&folder, "model.safetensors: is a directory");
+    assert_int_equal(symlink("model.safetensors", scratch_file(&folder, "model.safetensors")), 0);
+    refuse_single(&folder, "Too many levels of symbolic links");
+    assert_int_equal(symlink("nowhere", scratch_file(&folder, "model.safetensors")), 0);
+    refuse_single(&folder, "model.safetensors: cannot be opened: No such file");
+    scratch_remove(&folder);
+}
+
 static void refuse_set(const char *index, loom_status wanted, const char *part) {
     scratch folder = scratch_make();
     write_shard(&folder, "1.safetensors", "a", 10);
@@ -557,6 +593,8 @@ int main(void) {
         cmocka_unit_test(texts_that_are_no_utf8_are_refused_by_that_name),
         cmocka_unit_test(sizes_that_overflow_are_not_written),
         cmocka_unit_test(a_set_of_shards_opens_as_one),
+        cmocka_unit_test(a_single_file_goes_before_an_index),
+        cmocka_unit_test(what_is_there_and_no_file_is_named),
         cmocka_unit_test(an_index_that_disagrees_with_its_shards_is_refused),
         cmocka_unit_test(an_index_cannot_leave_its_directory),
         cmocka_unit_test(missing_files_and_folders_are_named),

@@ -66,14 +66,23 @@ static void put_weights(const char *directory, const char *producer) {
     loom_safetensors_writer_destroy(writer);
 }
 
+/* As a process that ends does, the lock is given back at once. */
+static loom_status begin(const char *path, char **temporary) {
+    int lock = -1;
+    loom_status status = loom__hf_directory_begin(path, temporary, &lock);
+    if (status == LOOM_OK)
+        assert_int_equal(close(lock), 0);
+    return status;
+}
+
 /* An export with one more file of that name. */
 static void export_with(const char *path, const char *name) {
     char *temporary = NULL;
-    assert_int_equal(loom__hf_directory_begin(path, &temporary), LOOM_OK);
+    assert_int_equal(begin(path, &temporary), LOOM_OK);
     assert_int_equal(loom__hf_directory_write(temporary, "config.json", "{}\n"), LOOM_OK);
     assert_int_equal(loom__hf_directory_write(temporary, name, "{}\n"), LOOM_OK);
     put_weights(temporary, LOOM__HF_PRODUCER);
-    assert_int_equal(loom__hf_directory_commit(path, temporary), LOOM_OK);
+    assert_int_equal(loom__hf_directory_commit(path), LOOM_OK);
     free(temporary);
 }
 
@@ -81,19 +90,19 @@ static void assert_refused(const char *path, const char *because) {
     char *temporary = NULL;
     assert_int_equal(loom__hf_directory_check(path), LOOM_ERR_ARGUMENT);
     assert_non_null(strstr(loom_error_message(), because));
-    assert_int_equal(loom__hf_directory_begin(path, &temporary), LOOM_ERR_ARGUMENT);
+    assert_int_equal(begin(path, &temporary), LOOM_ERR_ARGUMENT);
 }
 
 TEST(it_appears_at_the_end_and_leaves_nothing_beside) {
     const scratch *s = *state;
     char *temporary = NULL;
-    assert_int_equal(loom__hf_directory_begin(s->path, &temporary), LOOM_OK);
+    assert_int_equal(begin(s->path, &temporary), LOOM_OK);
     assert_int_equal(loom__hf_directory_write(temporary, "config.json", "{}\n"), LOOM_OK);
     assert_false(has(s->folder, "model"));
-    assert_int_equal(loom__hf_directory_commit(s->path, temporary), LOOM_OK);
+    assert_int_equal(loom__hf_directory_commit(s->path), LOOM_OK);
     free(temporary);
     assert_true(has(s->path, "config.json"));
-    assert_false(has(s->folder, "model.tmp"));
+    assert_false(has(s->folder, "model.tmp") || has(s->path, ".megaloom-unfinished"));
 }
 
 TEST(one_of_ours_is_replaced_whole) {
@@ -146,29 +155,109 @@ TEST(a_file_or_a_link_is_no_directory) {
 
 TEST(what_a_dead_run_left_is_cleared_unless_it_holds_more) {
     const scratch *s = *state;
-    char left[256];
-    assert_int_equal(mkdir(in(s->folder, "model.tmp", left), 0777), 0);
+    char *left = NULL;
+    assert_int_equal(begin(s->path, &left), LOOM_OK);
     put(left, "model-00001-of-00003.safetensors.tmp");
     put(left, "config.json");
     export_with(s->path, "tokenizer.json");
     assert_false(has(s->path, "model-00001-of-00003.safetensors.tmp"));
-    assert_int_equal(mkdir(left, 0777), 0);
+    free(left);
+    assert_int_equal(begin(s->path, &left), LOOM_OK);
     put(left, "notes.txt");
-    char *temporary = NULL;
-    assert_int_equal(loom__hf_directory_begin(s->path, &temporary), LOOM_ERR_IO);
+    assert_refused(s->path, "notes.txt");
     assert_true(has(left, "notes.txt"));
+    free(left);
 }
 
-TEST(a_file_that_comes_meanwhile_is_kept) {
+TEST(a_temporary_directory_that_no_export_left_is_refused) {
+    const scratch *s = *state;
+    char beside[256], precious[256];
+    /* A copy of an export: all is ours but the mark. */
+    export_with(in(s->folder, "model.tmp", beside), "tokenizer.json");
+    assert_refused(s->path, "model.tmp: is there and is no unfinished export");
+    assert_true(has(beside, "config.json") && has(beside, "model.safetensors"));
+    assert_int_equal(rename(beside, in(s->folder, "precious", precious)), 0);
+    assert_int_equal(symlink(precious, beside), 0);
+    assert_refused(s->path, "model.tmp: is there and is no directory");
+    assert_true(has(precious, "config.json") && has(precious, "model.safetensors"));
+}
+
+TEST(an_empty_temporary_directory_is_taken) {
+    const scratch *s = *state;
+    char beside[256];
+    assert_int_equal(mkdir(in(s->folder, "model.tmp", beside), 0777), 0);
+    export_with(s->path, "tokenizer.json");
+    assert_false(has(s->folder, "model.tmp"));
+}
+
+TEST(an_export_that_is_at_work_is_not_disturbed) {
+    const scratch *s = *state;
+    char *temporary = NULL;
+    int lock = -1;
+    assert_int_equal(loom__hf_directory_begin(s->path, &temporary, &lock), LOOM_OK);
+    put(temporary, "config.json");
+    assert_refused(s->path, "model.tmp: another export is writing there");
+    assert_true(has(temporary, "config.json"));
+    assert_int_equal(loom__hf_directory_commit(s->path), LOOM_OK);
+    assert_int_equal(close(lock), 0);
+    assert_true(has(s->path, "config.json"));
+    free(temporary);
+}
+
+TEST(what_stands_where_the_old_model_would_go_is_kept) {
+    const scratch *s = *state;
+    char beside[256];
+    export_with(in(s->folder, "model.old", beside), "tokenizer.json");
+    export_with(s->path, "tokenizer.json"); /* nothing is replaced: it is not in the way */
+    assert_true(has(beside, "config.json"));
+    assert_refused(s->path, "model.old: is there");
+    assert_true(has(beside, "config.json") && has(s->path, "config.json"));
+}
+
+TEST(a_directory_or_a_link_under_the_name_of_a_file_is_somebody_elses) {
+    const scratch *s = *state;
+    char inner[256];
+    export_with(s->path, "tokenizer.json");
+    assert_int_equal(mkdir(in(s->path, "vocab.json", inner), 0777), 0);
+    assert_refused(s->path, "vocab.json");
+    assert_int_equal(rmdir(inner), 0);
+    assert_int_equal(symlink("config.json", inner), 0);
+    assert_refused(s->path, "vocab.json");
+}
+
+TEST(a_path_without_a_name_is_refused) {
+    (void)state;
+    assert_refused(
+        ".", "has no name of its own: expected the name of the Hugging Face directory to make, such as ./model");
+    assert_refused("somewhere/..//", "has no name of its own");
+    assert_refused("/", "such as /model");
+    assert_refused("", "is empty");
+}
+
+TEST(a_file_that_comes_meanwhile_is_kept_and_so_is_the_finished_model) {
     const scratch *s = *state;
     char *temporary = NULL;
     export_with(s->path, "tokenizer.json");
-    assert_int_equal(loom__hf_directory_begin(s->path, &temporary), LOOM_OK);
+    assert_int_equal(begin(s->path, &temporary), LOOM_OK);
+    assert_int_equal(loom__hf_directory_write(temporary, "vocab.json", "{}\n"), LOOM_OK);
     put(s->path, "notes.txt");
-    assert_int_equal(loom__hf_directory_commit(s->path, temporary), LOOM_ERR_ARGUMENT);
+    assert_int_equal(loom__hf_directory_commit(s->path), LOOM_ERR_ARGUMENT);
+    assert_non_null(strstr(loom_error_message(), "the model is whole and stays at "));
+    assert_non_null(strstr(loom_error_message(), "model.tmp: "));
     loom__hf_directory_discard(temporary);
+    assert_true(has(temporary, "vocab.json"));
     free(temporary);
     assert_true(has(s->path, "notes.txt") && has(s->path, "tokenizer.json"));
+    assert_int_equal(loom__hf_directory_check(s->path), LOOM_ERR_ARGUMENT);
+}
+
+TEST(what_was_begun_and_is_not_finished_is_discarded) {
+    const scratch *s = *state;
+    char *temporary = NULL;
+    assert_int_equal(begin(s->path, &temporary), LOOM_OK);
+    put(temporary, "config.json");
+    loom__hf_directory_discard(temporary);
+    free(temporary);
     assert_false(has(s->folder, "model.tmp"));
 }
 
@@ -193,7 +282,14 @@ int main(void) {
         CASE(a_model_of_somebody_else_is_left_alone),
         CASE(a_file_or_a_link_is_no_directory),
         CASE(what_a_dead_run_left_is_cleared_unless_it_holds_more),
-        CASE(a_file_that_comes_meanwhile_is_kept),
+        CASE(a_temporary_directory_that_no_export_left_is_refused),
+        CASE(an_empty_temporary_directory_is_taken),
+        CASE(an_export_that_is_at_work_is_not_disturbed),
+        CASE(what_stands_where_the_old_model_would_go_is_kept),
+        CASE(a_directory_or_a_link_under_the_name_of_a_file_is_somebody_elses),
+        CASE(a_path_without_a_name_is_refused),
+        CASE(a_file_that_comes_meanwhile_is_kept_and_so_is_the_finished_model),
+        CASE(what_was_begun_and_is_not_finished_is_discarded),
         CASE(companions_go_along_and_weights_do_not),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

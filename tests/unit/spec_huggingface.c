@@ -226,7 +226,7 @@ TEST(broken_files_are_named) {
     refused("{\"model_type\": \"gpt2\", \"n_layer\": \"two\", \"n_head\": 0, \"layer_norm_epsilon\": true}",
         LOOM_ERR_FORMAT,
         "config.json: n_layer: found a string, expected an integer >= 1\n"
-        "config.json: n_head: found an integer, expected an integer >= 1\n"
+        "config.json: n_head: found 0, expected an integer >= 1\n"
         "config.json: layer_norm_epsilon: found true, expected a number");
     loom_model_config model;
     assert_int_equal(read_config("{\"model_type\": \"gpt2\", \"model_type\": \"llama\"}", &model), LOOM_ERR_FORMAT);
