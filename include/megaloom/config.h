@@ -31,17 +31,19 @@ struct loom_callbacks;
 
 /* Gradient buffers and their reduction: Megatron-Core's DistributedDataParallelConfig. */
 typedef struct loom_ddp_config {
-    bool grad_reduce_in_fp32; /* no difference while parameters are fp32 */
-    bool overlap_grad_reduce; /* buckets are reduced while the backward goes on; same numbers either way */
-    bool overlap_param_gather;
-    bool align_param_gather;
-    bool use_distributed_optimizer;
-    int64_t num_distributed_optimizer_instances;
+    bool grad_reduce_in_fp32;  /* no difference while parameters are fp32 */
+    bool overlap_grad_reduce;  /* buckets are reduced while the backward goes on; same numbers either way */
+    bool overlap_param_gather; /* parameters are gathered while the next forward goes on, an operation waits for its
+                                  own; only with use_distributed_optimizer */
+    bool align_param_gather;   /* these gathers all start after the update, on all stages; false: each when the one
+                                  before it is wanted */
+    bool use_distributed_optimizer; /* a rank keeps state for, and updates, its shard of every bucket; same numbers */
+    int64_t num_distributed_optimizer_instances; /* 1, or that of the strategy, which decides */
     bool check_for_nan_in_grad; /* default true: a NaN or infinity in a reduced bucket is an error that names it */
     bool check_for_large_grads;
-    int64_t bucket_size; /* elements; 0 = max(40e6, 1e6 * data-parallel size) */
-    bool pad_buckets_for_high_nccl_busbw;
-    bool average_in_collective; /* the mean is taken while reducing, not by scaling before it */
+    int64_t bucket_size;                  /* elements; 0 = max(40e6, 1e6 * data-parallel size) */
+    bool pad_buckets_for_high_nccl_busbw; /* buckets of the distributed optimizer end at multiples of 65536 elements */
+    bool average_in_collective;           /* the mean is taken while reducing, not by scaling before it */
     bool fp8_param_gather;
     bool reuse_grad_buf_for_mxfp8_param_ag;
     bool use_megatron_fsdp;
@@ -109,18 +111,20 @@ typedef struct loom_megatron_strategy_config {
     const char *process_group_backend;
     double timeout; /* seconds a wait may take */
     const char *start_method;
-    bool no_ddp_communication_hook;
+    bool no_ddp_communication_hook; /* of ddp "pytorch", where it counts as false: see
+                                       loom_fabric_set_no_ddp_communication_hook */
     bool output_data_idx;
     const char *pipeline_dtype; /* of activations and their gradients between stages: NULL and "fp32", "bf16", "fp16" */
     const char *schedule; /* of the pipeline: "1f1b" or "zero-bubble"; in a run file it stands outside the strategy */
     bool init_model_parallel;
     bool use_tp_pp_dp_mapping;
-    int64_t num_distributed_optimizer_instances;
+    int64_t num_distributed_optimizer_instances; /* each shares the optimizer out among its ranks */
     const char *nccl_communicator_config_path;
-    double bucket_cap_mb; /* this and the next three: keyword arguments of the PyTorch-style wrapper */
-    bool find_unused_parameters;
-    bool gradient_as_bucket_view;
-    bool static_graph;
+    double bucket_cap_mb; /* this and the next three: keyword arguments of the PyTorch-style wrapper, refused with
+                             ddp "megatron". MiB a bucket; 0 = 25; the first bucket has 1 at most */
+    bool find_unused_parameters;  /* buckets do not wait for parameters that the last backward does not use */
+    bool gradient_as_bucket_view; /* gradients lie in their buckets either way */
+    bool static_graph;            /* what the first step has not used is used by none; else LOOM_ERR_STATE */
 } loom_megatron_strategy_config;
 LOOM_API loom_megatron_strategy_config loom_megatron_strategy_config_default(void);
 /* Checks every field by the table (ranges, names, what is built), sequence_parallel against the tensor size, and

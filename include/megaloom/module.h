@@ -51,7 +51,9 @@ typedef struct loom_module {
      * NULL: the module cannot be cut into stages, and more than one is refused. After materialize. */
     loom_status (*activation_shape)(void *context, int64_t b, int64_t s, int *dims, int64_t shape[LOOM_MAX_DIMS]);
     /* Sums that go beyond data-parallel reduction and partial parameters (sequence_partial, tensor_partial), e.g. of
-     * replicated query groups; may be NULL. Collective over the tensor group. */
+     * replicated query groups; may be NULL. Under the distributed optimizer a gradient has been reduced only where this
+     * rank updates, at the same elements on all tensor ranks: sums of whole gradients over tensor ranks are right
+     * there. Collective over the tensor group. */
     loom_status (*finalize_gradients)(void *context);
     /* The model's configuration, for pushing parallel fields into it; NULL where there is none. */
     loom_model_config *(*config)(void *context);

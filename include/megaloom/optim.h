@@ -1,7 +1,9 @@
 /* The optimizer: clipping by the global norm, the learning-rate schedule, Adam and SGD.
  *
  * It works on the gradients that the data-parallel reduction left in the parameters' buffers: the same on every member
- * of the data-parallel group, sharded over the model-parallel group (tensor x pipeline). */
+ * of the data-parallel group, sharded over the model-parallel group (tensor x pipeline). Under the distributed
+ * optimizer (strategy.ddp.use_distributed_optimizer) each member of the data-parallel group has a part of every bucket
+ * of them, updates that part of the parameters, keeps state for it alone, and then gets the others' parts. */
 #ifndef MEGALOOM_OPTIM_H
 #define MEGALOOM_OPTIM_H
 
@@ -64,7 +66,7 @@ typedef struct loom_optimizer_outcome {
  * t/s*c*g (see loom_adamw, loom_sgd), where t corrects the mean over tokens (set by the training step, 1 otherwise) and
  * s is the loss scale. The sum is exact before it is rounded, so that the norm's bits do not depend on who holds which
  * element. Gradients are left as they are. Collective over the model-parallel group; members of a data-parallel group
- * do the same on equal gradients.
+ * do the same on equal gradients, or take part in it where they have shards.
  *
  * Under a loss scale a NaN or an infinity on one rank makes all ranks of the group skip the step: parameters, moments,
  * the schedule and the number of steps stay as they are, the scale goes its way.

@@ -1,6 +1,7 @@
 /* The distributed optimizer against the plain one on whole models: the same bits of losses, norms and weights, whatever
  * is reduced or gathered meanwhile. */
 #include "parallel/pipeline_support.h"
+#include "parallel/toy_module.h"
 
 static void must_equal_plain(const pipe_case *cases, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -199,6 +200,56 @@ static void gradients_and_parameters_are_whole_for_who_asks(void **state) {
     must_run(4, read_from_outside, &sharded);
 }
 
+/* The toy's operations read parameters without a word, and it has four of one element each. */
+static const int toy_labels[8][TOY_SEQUENCE] = {
+    {1, 2, 3}, {4, -1, -1}, {1, 1, 1}, {2, 2, 2}, {3, 1, 2}, {5, 5, -1}, {1, 4, 1}, {2, 2, 6}};
+
+typedef struct toy_job {
+    bool sharded;
+    double losses[4]; /* training and validation by turns */
+} toy_job;
+
+static loom_status train_toy(loom_rank *rank, void *argument) {
+    toy_job *job = argument;
+    loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
+    toy own = {.parameters = 4, .uses = 4, .initial = 2, .use = {{0, 1}, {1, -2}, {2, 0}, {3, 0.5f}}};
+    toy_rows rows = {toy_labels};
+    loom_dataset dataset = toy_dataset(&rows, 8);
+    loom_dataloader loader = {.dataset = &dataset, .micro_batch_size = 1, .global_batch_size = 2};
+    loom_optimizer_config optim = loom_optimizer_config_default();
+    small_run run = {0};
+    double losses[4];
+    optim.lr = 0.1;
+    config.ddp_config.use_distributed_optimizer = config.ddp_config.overlap_param_gather = job->sharded;
+    /* A bucket a parameter: what is not waited for has not been started. */
+    config.ddp_config.overlap_grad_reduce = true;
+    config.ddp_config.bucket_size = 1;
+    LOOM_TRY(loom_fabric_create(rank, &config, NULL, &run.fabric));
+    LOOM_TRY(loom_fabric_launch(run.fabric));
+    LOOM_TRY(loom_fabric_setup_module(run.fabric, toy_module(&own), &run.parallel));
+    LOOM_TRY(loom_fabric_setup_megatron_optimizer(run.fabric, run.parallel, &optim, NULL, &run.optimizer));
+    LOOM_TRY(loom_fabric_setup_dataloader(run.fabric, &loader, &run.batches));
+    for (int t = 0; t < 4; t += 2) {
+        LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &losses[t]));
+        LOOM_TRY(loom_optimizer_step(run.optimizer, NULL));
+        LOOM_TRY(loom_parallel_validation_step(run.parallel, run.batches, &losses[t + 1]));
+    }
+    if (loom_rank_index(rank) == 0)
+        memcpy(job->losses, losses, sizeof losses);
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void a_module_of_ones_own_reads_whole_parameters(void **state) {
+    (void)state;
+    toy_job plain = {.sharded = false}, sharded = {.sharded = true};
+    must_run(2, train_toy, &plain);
+    must_run(2, train_toy, &sharded);
+    for (int t = 0; t < 4; t++)
+        assert_true(sharded.losses[t] == plain.losses[t]);
+    assert_true(plain.losses[1] != plain.losses[3]);
+}
+
 static void three_data_parallel_ranks_follow_one_rank(void **state) {
     (void)state;
     const pipe_case alone = {.ranks = 1, .global = 6}, three = {.ranks = 3, .global = 6, .sharded = true};
@@ -214,6 +265,7 @@ int main(void) {
         cmocka_unit_test(several_instances_have_the_bits_of_the_plain_optimizer),
         cmocka_unit_test(three_data_parallel_ranks_follow_one_rank),
         cmocka_unit_test(gradients_and_parameters_are_whole_for_who_asks),
+        cmocka_unit_test(a_module_of_ones_own_reads_whole_parameters),
         cmocka_unit_test(the_pytorch_wrapper_has_the_bits_of_the_plain_optimizer),
         cmocka_unit_test(who_reduces_by_hand_has_the_same_bits),
         cmocka_unit_test(megatrons_wrapper_has_no_hook_to_leave_out),

@@ -62,7 +62,8 @@ static inline loom_megatron_strategy_config pipe_strategy(const pipe_case *c) {
     if (c->schedule)
         strategy.schedule = c->schedule;
     strategy.ddp_config.overlap_grad_reduce = c->overlap;
-    strategy.ddp_config.bucket_size = c->overlap ? 700 : 0;
+    /* Gathered one by one: what an operation does not wait for has not been started when it reads. */
+    strategy.ddp_config.bucket_size = c->gather ? 1 : c->overlap ? 700 : 0;
     strategy.ddp_config.average_in_collective = c->average;
     strategy.ddp_config.use_distributed_optimizer = c->sharded;
     strategy.ddp_config.overlap_param_gather = c->gather;
