@@ -36,11 +36,18 @@ typedef struct loom__step_schedule {
     loom_schedule_list list;
 } loom__step_schedule;
 
+/* A training step whose events are all in the record. */
+typedef struct loom__trace_step {
+    int64_t number, microbatches;
+    int64_t first, count; /* events */
+} loom__trace_step;
+
 typedef struct loom__trace {
-    loom__pipeline_record record;                                     /* its memory is NULL while nothing is recorded */
-    uint64_t zero;                                                    /* of the clock */
-    int64_t open;                                                     /* first event of the step now */
-    int64_t shown_first, shown_count, shown_step, shown_microbatches; /* of the last training step that is whole */
+    loom__pipeline_record record; /* its memory is NULL while nothing is recorded */
+    uint64_t zero;                /* of the clock */
+    int64_t open;                 /* first event of the step now */
+    loom__trace_step *steps;      /* in order; the same ones on all stages, but that one may hold more of them */
+    int64_t step_count;
 } loom__trace;
 
 struct loom_parallel {

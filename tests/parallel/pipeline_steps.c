@@ -480,7 +480,7 @@ static void chunks_have_the_state_keys_of_the_reference(void **state) {
 /* ---- the trace ---- */
 
 typedef struct trace_job {
-    int64_t capacity;
+    int64_t capacity, last_capacity; /* of the first stage, of the last one */
     const char *folder;
 } trace_job;
 
@@ -492,7 +492,7 @@ static loom_status trace(loom_rank *rank, void *argument) {
     LOOM_TRY(start(rank, &c, &run));
     CHECK(loom_parallel_trace_end(run.parallel, ".") == LOOM_ERR_STATE, "a trace ends that was not begun");
     CHECK(loom_parallel_trace_begin(run.parallel, 0) == LOOM_ERR_ARGUMENT, "a trace of no event is accepted");
-    LOOM_TRY(loom_parallel_trace_begin(run.parallel, job->capacity));
+    LOOM_TRY(loom_parallel_trace_begin(run.parallel, run.parallel->stage == 0 ? job->capacity : job->last_capacity));
     for (int t = 0; t < 2; t++)
         LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
     loom_status status = loom_parallel_trace_end(run.parallel, job->folder);
@@ -527,7 +527,8 @@ static void a_trace_holds_every_computation_of_the_pipeline_or_what_fits(void **
     (void)state;
     char folder[] = MEGALOOM_BUILD "/trace-XXXXXX";
     assert_non_null(mkdtemp(folder));
-    trace_job whole = {1000, folder}, tight = {10, folder}, nowhere = {1000, "/nowhere"};
+    trace_job whole = {1000, 1000, folder}, tight = {10, 10, folder}, uneven = {1000, 31, folder},
+              nowhere = {1000, 1000, "/nowhere"};
     /* Two steps of four microbatches through two chunks of two stages. */
     must_run(4, trace, &whole);
     assert_int_equal(count_in(folder, "trace.json", "\"cat\":\"backward\""), 2 * 4 * 2 * 2);
@@ -537,6 +538,11 @@ static void a_trace_holds_every_computation_of_the_pipeline_or_what_fits(void **
     int found = count_in(folder, "trace.json", "\"ph\":\"X\"");
     assert_int_equal(found, 2 * 10);
     assert_int_equal(count_in(folder, "timeline.svg", "Step"), -1);
+    /* The last stage has room for a step of 16 computations and 12 waits, which are all that there can be, and not for
+     * two without any. */
+    must_run(4, trace, &uneven);
+    assert_true(count_in(folder, "trace.json", "\"cat\":\"backward\"") >= 2 * 8 + 8);
+    assert_int_equal(count_in(folder, "timeline.svg", "Step 1, measured"), 1);
     must_fail(4, trace, &nowhere, LOOM_ERR_IO, "/nowhere/trace.json: cannot be written");
     rmdir(folder);
 }
