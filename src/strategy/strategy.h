@@ -95,8 +95,8 @@ loom_status loom__parallel_check_gradients(const loom_parallel *parallel, const 
 /* Fills in the sizes of a step that nobody has given, as far as its loader knows them. */
 void loom__infer_sizes(loom_step *step);
 /* Finds the parallel's place in the pipeline and makes its executor. *chunks [chunk_count] are this stage's parts of
- * the model, for free(); NULL with one stage. Errors: LOOM_ERR_CONFIG, LOOM_ERR_UNSUPPORTED for a module that cannot be
- * cut. Not collective. */
+ * the model, for free(); NULL with one stage. Errors: LOOM_ERR_CONFIG; LOOM_ERR_UNSUPPORTED for a module that cannot be
+ * cut, and for a schedule that has no chunks. Not collective. */
 loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks);
 /* All microbatches of a step through this rank's chunks, in the order of the schedule. seed is that of the loss
  * gradient; receive may be NULL. LOOM_END when the data end before the first. Collective over the stages and tensor

@@ -603,7 +603,7 @@ static loom_status zero_bubble_chunks(loom_rank *rank, void *argument) {
     (void)argument;
     c = pipe_filled(&c);
     loom_status status = pipe_start(rank, &c, &run);
-    CHECK(status == LOOM_ERR_CONFIG && strstr(loom_error_message(), "schedule: found zero-bubble with 2 chunks"),
+    CHECK(status == LOOM_ERR_UNSUPPORTED && strstr(loom_error_message(), "schedule=zero-bubble with 2 chunks"),
         "found %s: %s", loom_status_name(status), loom_error_message());
     small_destroy(&run);
     return LOOM_OK;
