@@ -573,6 +573,32 @@ static void a_nan_is_named_by_the_stage_that_makes_it(void **state) {
     assert_non_null(strstr(loom_error_message(), "decoder.layers.1"));
 }
 
+/* With sequence parallelism a stage's output is in parts, and only one of them is bad. */
+static loom_status poison_a_part(loom_rank *rank, void *argument) {
+    small_run run;
+    double loss;
+    pipe_case c = {.ranks = 4, .tp = 2, .pp = 2, .sp = true, .micro = 1, .global = 1};
+    (void)argument;
+    LOOM_TRY(start(rank, &c, &run));
+    loom_parameter *const *parameters;
+    int64_t count;
+    bool here = loom_comm_rank(loom_fabric_group(run.fabric, LOOM_GROUP_TP)) == 1;
+    LOOM_TRY(loom_parallel_parameters(run.parallel, &parameters, &count));
+    for (int64_t i = 0; here && i < count; i++)
+        if (strcmp(parameters[i]->name, "decoder.layers.1.mlp.linear_fc2.bias") == 0)
+            parameters[i]->data[0] = NAN;
+    loom_status status = loom_parallel_training_step(run.parallel, run.batches, &loss);
+    small_destroy(&run);
+    return status;
+}
+
+static void a_nan_in_a_part_of_the_sequence_is_named_as_well(void **state) {
+    (void)state;
+    must_fail(4, poison_a_part, NULL, LOOM_ERR_NUMERIC,
+        "rank 1: stage 0, forward of microbatch 0, chunk 0: step 1, microbatch 0: ");
+    assert_non_null(strstr(loom_error_message(), "decoder.layers.1"));
+}
+
 /* fp16 ends at 65504. */
 static loom_status send_large(loom_rank *rank, void *argument) {
     small_run run;
@@ -717,6 +743,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(chunks_have_the_state_keys_of_the_reference),
         cmocka_unit_test(a_trace_holds_every_computation_of_the_pipeline_or_what_fits),
         cmocka_unit_test(a_nan_is_named_by_the_stage_that_makes_it),
+        cmocka_unit_test(a_nan_in_a_part_of_the_sequence_is_named_as_well),
         cmocka_unit_test(activations_too_large_for_their_way_are_named),
         cmocka_unit_test(zero_bubble_with_chunks_is_refused_at_setup),
         cmocka_unit_test(a_stage_that_stops_is_named_with_its_microbatch_and_chunk),
