@@ -1,7 +1,8 @@
 /* The optimizer: clipping by the global norm, the learning-rate schedule, Adam and SGD.
  *
- * It works on the gradients that the data-parallel reduction left in the parameters' buffers: the same on every member
- * of the data-parallel group, sharded over the model-parallel group (tensor x pipeline). */
+ * It works on the gradients that the data-parallel reduction left in the parameters' buffers: sharded over the
+ * model-parallel group (tensor x pipeline), and the same on every member of the data-parallel group or, with a
+ * distributed optimizer, a shard of them on each. */
 #ifndef MEGALOOM_OPTIM_H
 #define MEGALOOM_OPTIM_H
 
@@ -64,7 +65,8 @@ typedef struct loom_optimizer_outcome {
  * t/s*c*g (see loom_adamw, loom_sgd), where t corrects the mean over tokens (set by the training step, 1 otherwise) and
  * s is the loss scale. The sum is exact before it is rounded, so that the norm's bits do not depend on who holds which
  * element. Gradients are left as they are. Collective over the model-parallel group; members of a data-parallel group
- * do the same on equal gradients.
+ * do the same on equal gradients. With a distributed optimizer collective over the members of its instance as well,
+ * whose parameters are whole afterwards, or with overlap_param_gather when they are read (loom_parameter_ready).
  *
  * Under a loss scale a NaN or an infinity on one rank makes all ranks of the group skip the step: parameters, moments,
  * the schedule and the number of steps stay as they are, the scale goes its way.
