@@ -66,7 +66,8 @@ typedef struct loom_optimizer_outcome {
  * t/s*c*g (see loom_adamw, loom_sgd), where t corrects the mean over tokens (set by the training step, 1 otherwise) and
  * s is the loss scale. The sum is exact before it is rounded, so that the norm's bits do not depend on who holds which
  * element. Gradients are left as they are. Collective over the model-parallel group; members of a data-parallel group
- * do the same on equal gradients, or take part in it where they have shards.
+ * do the same on equal gradients. With a distributed optimizer collective over the members of its instance as well,
+ * whose parameters are whole afterwards, or with overlap_param_gather when they are read (loom_parameter_ready).
  *
  * Under a loss scale a NaN or an infinity on one rank makes all ranks of the group skip the step: parameters, moments,
  * the schedule and the number of steps stay as they are, the scale goes its way.

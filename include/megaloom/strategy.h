@@ -97,12 +97,12 @@ LOOM_API loom_status loom_fabric_create(loom_rank *rank, const loom_megatron_str
 /* Ranks, groups, device. A second call takes the groups down and builds them again (not with modules set up). */
 LOOM_API loom_status loom_fabric_launch(loom_fabric *fabric);
 LOOM_API void loom_fabric_destroy(loom_fabric *fabric); /* NULL is accepted */
-/* The seed of initial weights and dropout; default 1234. Before setup_module. Not collective. */
 /* Before setup_module, with ddp "pytorch": true leaves the reduction to the caller, who sums parameter->grad over the
  * data-parallel group between a training step and the optimizer's. Creating the fabric sets it to false with pytorch,
  * whatever the configuration says. LOOM_ERR_CONFIG for true with ddp "megatron". Not collective; the same on all ranks.
  */
 LOOM_API loom_status loom_fabric_set_no_ddp_communication_hook(loom_fabric *fabric, bool on);
+/* The seed of initial weights and dropout; default 1234. Before setup_module. Not collective. */
 LOOM_API void loom_fabric_seed_everything(loom_fabric *fabric, uint64_t seed);
 
 /* The parallel fields, as a plain copy. Those of the pipeline split are fields of a model: they are 0 until
@@ -141,8 +141,8 @@ LOOM_API loom_status loom_fabric_megatron_context(loom_fabric *fabric, loom_cont
 LOOM_API loom_status loom_fabric_module_init_context(
     loom_fabric *fabric, bool empty_init, loom_context_body body, void *argument);
 
-/* A GPT or Llama model: shapes only until setup_module. config is copied, its strings
- * are borrowed. Inside loom_fabric_megatron_context the model is created without initialisation. Not collective. */
+/* A GPT or Llama model: shapes only until setup_module. config is copied, its strings are borrowed. Inside
+ * loom_fabric_megatron_context the model is created without initialisation. Not collective. */
 LOOM_API loom_status loom_gpt_create(loom_fabric *fabric, const loom_model_config *config, loom_module **module);
 /* The configuration of a Hugging Face directory's config.json:
  *
@@ -290,8 +290,8 @@ typedef struct loom_step_result {
 } loom_step_result;
 
 /* One training step: all microbatches, forward and backward in the order of the pipeline's schedule, gradients reduced
- * and final. LOOM_END when the data end
- * before the first microbatch; data that end inside a step are an error with both counts. */
+ * and final. LOOM_END when the data end before the first microbatch; data that end inside a step are an error with both
+ * counts. */
 LOOM_API loom_status loom_parallel_training_step(loom_parallel *parallel, loom_batches *batches, double *loss);
 LOOM_API loom_status loom_parallel_validation_step(loom_parallel *parallel, loom_batches *batches, double *loss);
 LOOM_API loom_status loom_parallel_test_step(loom_parallel *parallel, loom_batches *batches, double *loss);
@@ -316,9 +316,9 @@ LOOM_API loom_status loom_parallel_state_key(const loom_parallel *parallel, int6
  * Collective over the world. */
 LOOM_API loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity);
 /* Ends it. Of the pipeline that rank 0 belongs to rank 0 writes DIRECTORY/trace.json (all that was recorded, for
- * Chrome's tracing and Perfetto) and DIRECTORY/timeline.svg (the last training step that was recorded whole), and logs
- * that step's bubble, beside the one that the simulator finds with the mean times of that step. Collective over the
- * world. Errors: LOOM_ERR_STATE when none was begun; LOOM_ERR_IO. */
+ * Chrome's tracing and Perfetto) and DIRECTORY/timeline.svg (the last training step that all stages recorded whole),
+ * and logs that step's bubble, beside the one that the simulator finds with the mean times of that step. Collective
+ * over the world. Errors: LOOM_ERR_STATE when none was begun; LOOM_ERR_IO. */
 LOOM_API loom_status loom_parallel_trace_end(loom_parallel *parallel, const char *directory);
 
 #ifdef __cplusplus

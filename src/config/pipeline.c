@@ -5,7 +5,6 @@
 #include "config/sizes.h"
 #include "layout/layout.h"
 #include <inttypes.h>
-#include <megaloom/schedule.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,6 +21,11 @@ loom_stage_split loom__stage_split(const loom_megatron_strategy_config *strategy
         .pipeline_model_parallel_layout = parallel->pipeline_model_parallel_layout,
         .balanced_pipeline_split = parallel->balanced_pipeline_split,
     };
+}
+
+loom_schedule_kind loom__strategy_schedule(const loom_megatron_strategy_config *strategy) {
+    return strategy->schedule && strcmp(strategy->schedule, "zero-bubble") == 0 ? LOOM_SCHEDULE_ZERO_BUBBLE
+                                                                                : LOOM_SCHEDULE_1F1B;
 }
 
 static bool group_fits(const loom_megatron_strategy_config *strategy) {
@@ -109,9 +113,7 @@ static void check_microbatches(
     const step s = {.schedule = {.stages = config->strategy.pipeline_model_parallel_size,
                         .chunks = chunks,
                         .group = config->strategy.microbatch_group_size_per_vp_stage,
-                        .kind = config->strategy.schedule && strcmp(config->strategy.schedule, "zero-bubble") == 0
-                                    ? LOOM_SCHEDULE_ZERO_BUBBLE
-                                    : LOOM_SCHEDULE_1F1B},
+                        .kind = loom__strategy_schedule(&config->strategy)},
         .micro = micro,
         .data_parallel = data_parallel};
     loom__check_add_part(faults, check_size(&s, global));

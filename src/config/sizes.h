@@ -4,9 +4,12 @@
 
 #include <megaloom/config.h>
 #include <megaloom/layout.h>
+#include <megaloom/schedule.h>
 #include <megaloom/stages.h>
 
 loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *strategy, int64_t world_size);
+/* Of training; NULL is the default. */
+loom_schedule_kind loom__strategy_schedule(const loom_megatron_strategy_config *strategy);
 /* Strings are borrowed from the model. */
 loom_stage_split loom__stage_split(const loom_megatron_strategy_config *strategy, const loom_model_config *model);
 

@@ -53,6 +53,11 @@ static bool is_done(const loom_request *request) {
     return !request || request->done;
 }
 
+/* Whether MPI may still use memory of messages that were given up: it stays allocated then. */
+static bool is_lent(const loom__exchange *exchange) {
+    return exchange->rank->endpoint->lent;
+}
+
 /* ---- conversion ---- */
 
 static void narrow(loom_dtype to, int64_t count, const float *from, uint16_t *out) {
@@ -153,15 +158,11 @@ loom_status loom__exchange_take(loom__exchange *exchange, loom__incoming *incomi
     incoming->wire = NULL;
     incoming->posted = false;
     if (status) {
-        loom_tensor_release(wire);
+        if (!is_lent(exchange))
+            loom_tensor_release(wire);
         return status;
     }
     return from_wire(exchange, wire, tensor);
-}
-
-/* Whether MPI may still write to memory of messages that were given up: it stays allocated then. */
-static bool is_lent(const loom__exchange *exchange) {
-    return exchange->rank->endpoint->lent;
 }
 
 void loom__exchange_cancel_incoming(loom__exchange *exchange, loom__incoming *incoming, loom_status why) {
@@ -175,7 +176,9 @@ void loom__exchange_cancel_incoming(loom__exchange *exchange, loom__incoming *in
 
 /* ---- sending ---- */
 
-static void drop(loom__outgoing *outgoing) {
+static void drop(const loom__exchange *exchange, loom__outgoing *outgoing) {
+    if (is_lent(exchange))
+        return;
     loom_tensor_release(outgoing->tensor);
     free(outgoing);
 }
@@ -188,7 +191,7 @@ static loom_status complete(loom__exchange *exchange, loom__outgoing **link, loo
         exchange->last = before;
     exchange->under_way--;
     loom_status head = loom_wait(outgoing->head), body = loom_wait(outgoing->body);
-    drop(outgoing);
+    drop(exchange, outgoing);
     return head ? head : body;
 }
 
@@ -240,7 +243,7 @@ loom_status loom__exchange_send(
     status = start(exchange, message, outgoing);
     if (status) {
         loom_cancel(outgoing->head, status);
-        drop(outgoing);
+        drop(exchange, outgoing);
         return status;
     }
     *(exchange->last ? &exchange->last->next : &exchange->first) = outgoing;
@@ -280,8 +283,7 @@ void loom__exchange_cancel(loom__exchange *exchange, loom_status why) {
         exchange->first = outgoing->next;
         loom_cancel(outgoing->head, why);
         loom_cancel(outgoing->body, why);
-        if (!is_lent(exchange))
-            drop(outgoing);
+        drop(exchange, outgoing);
     }
     exchange->last = NULL;
     exchange->under_way = 0;

@@ -56,7 +56,7 @@ loom_status loom__exchange_poll(loom__exchange *exchange);
 /* Waits for all sends. */
 loom_status loom__exchange_finish(loom__exchange *exchange);
 /* After an error: gives everything up that is under way. The run ends with `why` when something was. What MPI may still
- * write to, `incoming` among it, must stay where it is then (endpoint->lent). */
+ * use, `incoming` among it, must stay where it is then (endpoint->lent). */
 void loom__exchange_cancel_incoming(loom__exchange *exchange, loom__incoming *incoming, loom_status why);
 void loom__exchange_cancel(loom__exchange *exchange, loom_status why);
 

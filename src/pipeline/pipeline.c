@@ -98,6 +98,7 @@ static loom__message message_behind(const loom__pipeline *p, loom__flow flow, co
 
 /* ---- what others can read about this rank ---- */
 
+/* Short, and the operation before its microbatch: a note is cut off after LOOM__NOTE bytes. */
 static const char *verb_of(loom_instruction_kind kind) {
     switch (kind) {
     case LOOM_INSTRUCTION_FORWARD:

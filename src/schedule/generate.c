@@ -100,8 +100,6 @@ static void stages_forward_only(builder *b) {
     }
 }
 
-/* Weight halves wait for their turn: stage s lets s of them be outstanding, so that with its stages - s microbatches
- * under way it holds as many activations as stage 0, and no more. */
 static void weight_half(builder *b, int64_t microbatch) {
     bool last = microbatch == b->config->microbatches - 1;
     if (last && (!b->config->align_sync || first_stage(b)))
@@ -116,6 +114,8 @@ static void backward(builder *b, int64_t microbatch) {
         append(b, LOOM_INSTRUCTION_BACKWARD_INPUT, microbatch, 0, -1);
 }
 
+/* Weight halves wait for their turn: stage s lets s of them be outstanding, so that with its stages - s microbatches
+ * under way it holds as many activations as stage 0, and no more. */
 static void one_forward_one_backward(builder *b) {
     bool halves = b->config->kind == LOOM_SCHEDULE_ZERO_BUBBLE;
     bool early = !halves && (!b->config->align_sync || first_stage(b));

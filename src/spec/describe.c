@@ -1,6 +1,6 @@
-/* What a model is made of, asked of the very list of descriptors that training allocates, and of the very check that a
- * run makes. */
-#include "spec/parameter.h"
+/* What a model is made of, asked of the very list of descriptors that training allocates, cut as a stage has it, and of
+ * the very check that a run makes. */
+#include "spec/part.h"
 #include <string.h>
 
 static int64_t *kind_of(loom_model_description *to, const char *name) {
@@ -16,33 +16,28 @@ static int64_t *kind_of(loom_model_description *to, const char *name) {
     return &to->head;
 }
 
-static bool is_on_stage(const loom__parameter_descriptor *parameter, const loom_stage *stage) {
-    if (parameter->layer >= 0)
-        return parameter->layer >= stage->first_layer && parameter->layer - stage->first_layer < stage->layers;
-    return strncmp(parameter->name, "embedding.", strlen("embedding.")) == 0 ? stage->embedding : stage->loss;
-}
-
 loom_status loom_model_describe_stage(
     const loom_model_config *config, const loom_stage *stage, loom_model_description *description) {
     loom_model_config completed = *config;
     loom__model_spec *spec;
     LOOM_TRY(loom__model_config_complete(&completed, 1, false));
     LOOM_TRY(loom__model_spec_create(&completed, &spec));
+    bool whole = stage->embedding && stage->loss;
     loom_model_description made = {0};
-    for (int64_t i = 0; i < spec->count; i++) {
-        const loom__parameter_descriptor *parameter = &spec->parameters[i];
+    loom__part *part = NULL;
+    loom_status status = loom__part_create(spec, whole ? 1 : 2, stage, 1, &part);
+    for (int64_t i = 0; !status && i < part->count; i++) {
+        const loom__parameter_descriptor *parameter = part->entries[i].descriptor;
         int64_t count = loom__descriptor_count(parameter);
-        /* The stage of the loss reads the rows of a tied embedding as well, from a copy where it is not that stage. */
-        bool tied_copy = parameter->tie_group > 0 && stage->loss && !stage->embedding;
-        if (!tied_copy && !is_on_stage(parameter, stage))
-            continue;
-        *(tied_copy ? &made.head : kind_of(&made, parameter->name)) += count;
+        *kind_of(&made, parameter->name) += count;
         made.total += count;
         made.tensors++;
     }
+    loom__part_destroy(part);
     loom__model_spec_destroy(spec);
-    *description = made;
-    return LOOM_OK;
+    if (!status)
+        *description = made;
+    return status;
 }
 
 loom_status loom_model_describe(const loom_model_config *config, loom_model_description *description) {

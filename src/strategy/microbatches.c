@@ -127,8 +127,9 @@ static bool has_nonfinite(const loom_parallel *parallel, const loom_tensor *tens
         loom_rank_team(rank), loom_tensor_count(tensor), loom_tensor_f32(tensor));
 }
 
-/* Runs the forward again with every operation's output checked, to name the first one that is not finite. */
-static loom_status name_nonfinite(const step_work *work, const loom_forward *done) {
+/* Runs the forward again with every operation's output checked, to name the first one that is not finite. `mine`: what
+ * is bad is on this rank; else another tensor rank ends the run with its name. Collective over the tensor ranks. */
+static loom_status name_nonfinite(const step_work *work, const loom_forward *done, bool mine) {
     loom_parallel *parallel = work->parallel;
     const loom_step *step = work->step;
     loom_tape_options options = {.check_finite = true};
@@ -151,11 +152,25 @@ static loom_status name_nonfinite(const step_work *work, const loom_forward *don
     loom_tensor_release(output);
     loom_tensor_release(input);
     loom_tape_destroy(tape);
+    if (!status && !mine)
+        LOOM_TRY(loom_barrier(parallel->fabric->groups[LOOM_GROUP_TP]));
     if (!status)
         status = loom_fail(LOOM_ERR_NUMERIC, "%s has a NaN or an infinity that no operation's output shows",
             ends(parallel, done->chunk) ? "the loss" : "what goes to the next stage");
     return loom_fail_context(
         status, "step %lld, microbatch %lld: ", (long long)step->number + 1, (long long)step->microbatch);
+}
+
+/* Each tensor rank may have a part of the sequence, but all of them take part in the forward that finds the name. */
+static loom_status check_activations(const step_work *work, const loom_forward *forward, loom_tensor *made) {
+    loom_comm *tensor_ranks = work->parallel->fabric->groups[LOOM_GROUP_TP];
+    LOOM_TRY(loom_tensor_ready(made));
+    if (made->dtype != LOOM_F32) /* which the executor refuses */
+        return LOOM_OK;
+    int64_t mine = has_nonfinite(work->parallel, made), any = mine;
+    if (loom_comm_size(tensor_ranks) > 1)
+        LOOM_TRY(loom_all_reduce(tensor_ranks, &mine, &any, 1, LOOM_I64, LOOM_MAX));
+    return any ? name_nonfinite(work, forward, mine != 0) : LOOM_OK;
 }
 
 static loom_status finish_model(const step_work *work, const loom_forward *forward, loom_tensor *losses,
@@ -178,7 +193,7 @@ static loom_status finish_model(const step_work *work, const loom_forward *forwa
     loom_status status = reduction->forward(
         reduction->context, forward->batch, losses, work->seed, &step->loss_sum, &step->tokens, gradient);
     if (!status && !isfinite(step->loss_sum))
-        status = name_nonfinite(work, forward);
+        status = name_nonfinite(work, forward, true);
     if (status) {
         loom_tensor_release(gradient);
         return status;
@@ -211,9 +226,7 @@ static loom_status run_module(const step_work *work, int64_t chunk, loom_tape *t
         loom__profile_phase(rank, LOOM_PROFILE_LOSS);
         status = finish_model(work, &forward, made, logits, d_output);
     } else if (!status) {
-        status = loom_tensor_ready(made);
-        if (!status && made->dtype == LOOM_F32 && has_nonfinite(parallel, made))
-            status = name_nonfinite(work, &forward);
+        status = check_activations(work, &forward, made);
     }
     loom__profile_phase(rank, before);
     loom_tensor_release(logits);

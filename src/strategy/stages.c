@@ -49,20 +49,19 @@ static loom_dtype wire_dtype(const char *name) {
 loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks) {
     const loom_fabric *fabric = parallel->fabric;
     loom_comm *group = fabric->groups[LOOM_GROUP_PP];
-    const char *schedule = fabric->config.schedule;
     *chunks = NULL;
     parallel->stage = loom_comm_rank(group);
     parallel->stages = loom_comm_size(group);
     parallel->chunk_count = 1;
-    parallel->schedule =
-        schedule && strcmp(schedule, "zero-bubble") == 0 ? LOOM_SCHEDULE_ZERO_BUBBLE : LOOM_SCHEDULE_1F1B;
+    parallel->schedule = loom__strategy_schedule(&fabric->config);
     if (parallel->stages > 1)
         LOOM_TRY(find_chunks(parallel, chunks));
     if (parallel->chunk_count > 1 && parallel->schedule == LOOM_SCHEDULE_ZERO_BUBBLE) {
         free(*chunks);
         *chunks = NULL;
-        return loom_fail(LOOM_ERR_CONFIG,
-            "schedule: found zero-bubble with %lld chunks of the model on a stage, expected 1f1b, or one chunk",
+        return loom_fail(LOOM_ERR_UNSUPPORTED,
+            "not supported yet: schedule=zero-bubble with %lld chunks of the model on a stage; 1f1b works, or one "
+            "chunk",
             (long long)parallel->chunk_count);
     }
     const loom_model_config *model = loom_parallel_model_config(parallel);

@@ -36,11 +36,18 @@ typedef struct loom__step_schedule {
     loom_schedule_list list;
 } loom__step_schedule;
 
+/* A training step whose events are all in the record. */
+typedef struct loom__trace_step {
+    int64_t number, microbatches;
+    int64_t first, count; /* events */
+} loom__trace_step;
+
 typedef struct loom__trace {
-    loom__pipeline_record record;                                     /* its memory is NULL while nothing is recorded */
-    uint64_t zero;                                                    /* of the clock */
-    int64_t open;                                                     /* first event of the step now */
-    int64_t shown_first, shown_count, shown_step, shown_microbatches; /* of the last training step that is whole */
+    loom__pipeline_record record; /* its memory is NULL while nothing is recorded */
+    uint64_t zero;                /* of the clock */
+    int64_t open;                 /* first event of the step now */
+    loom__trace_step *steps;      /* in order; the same ones on all stages, but that one may hold more of them */
+    int64_t step_count;
 } loom__trace;
 
 struct loom_parallel {
@@ -91,8 +98,8 @@ loom_status loom__parallel_check_gradients(const loom_parallel *parallel, const 
 /* Fills in the sizes of a step that nobody has given, as far as its loader knows them. */
 void loom__infer_sizes(loom_step *step);
 /* Finds the parallel's place in the pipeline and makes its executor. *chunks [chunk_count] are this stage's parts of
- * the model, for free(); NULL with one stage. Errors: LOOM_ERR_CONFIG, LOOM_ERR_UNSUPPORTED for a module that cannot be
- * cut. Not collective. */
+ * the model, for free(); NULL with one stage. Errors: LOOM_ERR_CONFIG; LOOM_ERR_UNSUPPORTED for a module that cannot be
+ * cut, and for a schedule that has no chunks. Not collective. */
 loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks);
 /* All microbatches of a step through this rank's chunks, in the order of the schedule. seed is that of the loss
  * gradient; receive may be NULL. LOOM_END when the data end before the first. Collective over the stages and tensor

@@ -1,7 +1,7 @@
 /* The timeline of a run: what each stage computed, what it waited for, and when. Every rank records into memory of its
  * own, which is bounded, so that a long run loses its later steps from the record and not its memory; at the end the
- * stages of rank 0's pipeline come together there. Invariant: times are those of one clock, or of clocks that were set
- * to zero behind one barrier. */
+ * stages of rank 0's pipeline come together there. Stages wait differently often, so that their memory is full in
+ * different steps. Invariant: times are those of one clock, or of clocks that were set to zero behind one barrier. */
 #include "strategy/strategy.h"
 #include <megaloom/timeline.h>
 #include <stdio.h>
@@ -20,10 +20,15 @@ loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity)
             LOOM_ERR_ARGUMENT, "events of a trace: found %lld, expected 1 to %d", (long long)capacity, INT32_MAX);
     if (!status) {
         trace->record.events = calloc((size_t)capacity, sizeof *trace->record.events);
-        if (!trace->record.events)
+        trace->steps = calloc((size_t)capacity, sizeof *trace->steps); /* each has an event */
+        if (!trace->record.events || !trace->steps)
             status = loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace of %lld events", (long long)capacity);
     }
-    LOOM_TRY(loom_agree(loom_rank_world(rank), status));
+    status = loom_agree(loom_rank_world(rank), status);
+    if (status) {
+        loom__trace_free(parallel);
+        return status;
+    }
     trace->record.capacity = capacity;
     LOOM_TRY(loom_barrier(stages));
     int64_t zero = (int64_t)loom__clock();
@@ -39,6 +44,7 @@ void loom__trace_free(loom_parallel *parallel) {
     if (parallel->pipeline)
         loom__pipeline_set_record(parallel->pipeline, NULL);
     free(parallel->trace.record.events);
+    free(parallel->trace.steps);
     parallel->trace = (loom__trace){0};
 }
 
@@ -51,17 +57,25 @@ void loom__trace_step_ends(loom_parallel *parallel, const loom_step *step) {
     loom__trace *trace = &parallel->trace;
     if (step->mode != LOOM_TRAINING || trace->record.dropped > 0 || trace->record.count == trace->open)
         return;
-    trace->shown_first = trace->open;
-    trace->shown_count = trace->record.count - trace->open;
-    trace->shown_step = step->number + 1;
-    trace->shown_microbatches = step->num_microbatches;
+    trace->steps[trace->step_count++] =
+        (loom__trace_step){step->number + 1, step->num_microbatches, trace->open, trace->record.count - trace->open};
+}
+
+/* The last step that all stages hold; one of no events where there is none. Collective over the stages. */
+static loom_status last_step(const loom_parallel *parallel, loom__trace_step *step) {
+    const loom__trace *trace = &parallel->trace;
+    int64_t most = -trace->step_count; /* the least of the stages is the most of its negative */
+    LOOM_TRY(loom_all_reduce(parallel->fabric->groups[LOOM_GROUP_PP], &most, &most, 1, LOOM_I64, LOOM_MAX));
+    *step = most < 0 ? trace->steps[-most - 1] : (loom__trace_step){0};
+    return LOOM_OK;
 }
 
 static double milliseconds(const loom__trace *trace, uint64_t time) {
     return (double)((int64_t)time - (int64_t)trace->zero) * 1e-6;
 }
 
-/* This stage's events first … first+count-1, then those of all stages, on all of them; for free(). */
+/* Events first … first+count-1 of this stage's record, which may be others there, of all stages, on all of them; for
+ * free(). Collective over the stages. */
 static loom_status gather(
     const loom_parallel *parallel, int64_t first, int64_t count, loom_schedule_event **all, int64_t *all_count) {
     loom_comm *stages = parallel->fabric->groups[LOOM_GROUP_PP];
@@ -127,10 +141,11 @@ static loom_status write_picture(const char *directory, const loom_timeline *tim
 
 /* The bubble that the schedule has by itself, when every computation takes what its kind takes on average in its chunk
  * of its stage: what is more in a measured step comes from elsewhere. */
-static loom_status simulate(
-    const loom_parallel *parallel, const loom_schedule_event *events, int64_t count, double *bubble) {
+static loom_status simulate(const loom_parallel *parallel, int64_t microbatches, const loom_schedule_event *events,
+    int64_t count, double *bubble) {
     enum { FORWARD, INPUT, WEIGHT, PARTS };
-    const loom_schedule_config *config = &parallel->training.config;
+    loom_schedule_config config = parallel->training.config;
+    config.microbatches = microbatches; /* steps behind the shown one may have had others */
     int64_t stages = parallel->stages, chunks = stages * parallel->chunk_count;
     double *means = calloc((size_t)(PARTS * chunks), sizeof *means);
     int64_t *times = calloc((size_t)(PARTS * chunks), sizeof *times);
@@ -150,10 +165,10 @@ static loom_status simulate(
     for (int64_t i = 0; !status && i < PARTS * chunks; i++)
         means[i] /= times[i] ? (double)times[i] : 1;
     for (int64_t i = 0; !status && i < stages; i++)
-        status = loom_schedule_make(config, i, &lists[i]);
+        status = loom_schedule_make(&config, i, &lists[i]);
     loom_schedule_costs costs = {means, means + INPUT * chunks, means + WEIGHT * chunks, 0};
     if (!status)
-        status = loom_schedule_simulate(config, lists, &costs, false, &result);
+        status = loom_schedule_simulate(&config, lists, &costs, false, &result);
     *bubble = result.bubble;
     loom_schedule_result_free(&result);
     for (int64_t i = 0; lists && i < stages; i++)
@@ -164,9 +179,9 @@ static loom_status simulate(
     return status;
 }
 
-/* Rank 0's part. The events of the shown step begin at 0. */
+/* Rank 0's part. The times of the step's events, which are drawn, begin anew at 0. */
 static loom_status write_files(const loom_parallel *parallel, const char *directory, loom_timeline *whole,
-    loom_schedule_event *shown, int64_t shown_count) {
+    const loom__trace_step *step, loom_schedule_event *shown, int64_t shown_count) {
     const loom__trace *trace = &parallel->trace;
     loom_rank *rank = parallel->fabric->rank;
     LOOM_TRY(write_trace(directory, whole));
@@ -183,18 +198,18 @@ static loom_status write_files(const loom_parallel *parallel, const char *direct
         shown[i].start -= begin;
         shown[i].end -= begin;
     }
-    snprintf(title, sizeof title, "Step %lld, measured: %lld microbatches on %lld stages", (long long)trace->shown_step,
-        (long long)trace->shown_microbatches, (long long)parallel->stages);
+    snprintf(title, sizeof title, "Step %lld, measured: %lld microbatches on %lld stages", (long long)step->number,
+        (long long)step->microbatches, (long long)parallel->stages);
     whole->title = title;
     whole->events = shown;
     whole->event_count = shown_count;
     LOOM_TRY(write_picture(directory, whole));
     double expected;
-    LOOM_TRY(simulate(parallel, shown, shown_count, &expected));
+    LOOM_TRY(simulate(parallel, step->microbatches, shown, shown_count, &expected));
     loom_rank_log(rank, LOOM_LOG_INFO,
         "bubble of step %lld: %.1f %% of the time of %lld stages, %.1f %% by the schedule with the mean time of each "
         "stage's computations; %s/timeline.svg",
-        (long long)trace->shown_step, 100 * loom_timeline_bubble(whole), (long long)parallel->stages, 100 * expected,
+        (long long)step->number, 100 * loom_timeline_bubble(whole), (long long)parallel->stages, 100 * expected,
         directory);
     return LOOM_OK;
 }
@@ -202,19 +217,22 @@ static loom_status write_files(const loom_parallel *parallel, const char *direct
 loom_status loom_parallel_trace_end(loom_parallel *parallel, const char *directory) {
     const loom__trace *trace = &parallel->trace;
     loom_schedule_event *events = NULL, *shown = NULL;
+    loom__trace_step step = {0};
     int64_t count = 0, shown_count = 0;
     if (!trace->record.events)
         return loom_fail(LOOM_ERR_STATE, "trace_end: no trace has been begun");
     loom_status status = gather(parallel, 0, trace->record.count, &events, &count);
     if (!status)
-        status = gather(parallel, trace->shown_first, trace->shown_count, &shown, &shown_count);
+        status = last_step(parallel, &step);
+    if (!status)
+        status = gather(parallel, step.first, step.count, &shown, &shown_count);
     if (!status && loom_rank_index(parallel->fabric->rank) == 0) {
         loom_timeline timeline = {.unit = "ms",
             .stages = parallel->stages,
             .chunks = parallel->chunk_count,
             .events = events,
             .event_count = count};
-        status = write_files(parallel, directory, &timeline, shown, shown_count);
+        status = write_files(parallel, directory, &timeline, &step, shown, shown_count);
     }
     status = loom_agree(loom_rank_world(parallel->fabric->rank), status);
     free(events);

@@ -1,22 +1,11 @@
 /* The optimizer's step over ranks: norm, clipping, groups, and failing together. Thread ranks stand for the
  * model-parallel group; each is a data-parallel group of one. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "optim/optim.h"
 #include "parallel/ddp_parameters.h"
-
-#define CHECK(condition, ...)                                                                                          \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            return loom_fail(LOOM_ERR_INTERNAL, __VA_ARGS__);                                                          \
-    } while (0)
+#include "parallel/support.h"
 
 static const loom_optimizer_config plain = {.optimizer = "adam",
     .lr = 1e-2,
@@ -66,11 +55,6 @@ static const float *first_moment(const model *made) {
 static void fill(loom_parameter *parameter, float value) {
     for (int64_t e = 0; e < parameter->shape[0]; e++)
         parameter->grad[e] = value;
-}
-
-static void must_run(int ranks, loom_rank_function function, void *argument) {
-    if (loom_run_local(ranks, function, argument, NULL))
-        fail_msg("%s", loom_error_message());
 }
 
 static loom_status norm_of_shards(loom_rank *rank, void *argument) {

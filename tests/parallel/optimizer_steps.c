@@ -1,24 +1,13 @@
 /* Loss scale, groups and schedules inside the optimizer's step, with gradients set by hand. Four ranks are a layout of
  * tensor 2 x data 2: ranks 0, 1 and ranks 2, 3 hold one model each. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "optim/optim.h"
 #include "parallel/ddp_parameters.h"
+#include "parallel/support.h"
 
 enum { LARGEST = 70 };
-
-#define CHECK(condition, ...)                                                                                          \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            return loom_fail(LOOM_ERR_INTERNAL, __VA_ARGS__);                                                          \
-    } while (0)
 
 static loom_optimizer_config usual(void) {
     loom_optimizer_config config = loom_optimizer_config_default();
@@ -75,11 +64,6 @@ static loom_status backward(model *made, float value, int64_t bad_parameter) {
         loom__ddp_parameter_ready(made->ddp, made->set.list[p]);
     }
     return loom__ddp_finish(made->ddp);
-}
-
-static void must_run(int ranks, loom_rank_function function, void *argument) {
-    if (loom_run_local(ranks, function, argument, NULL))
-        fail_msg("%s", loom_error_message());
 }
 
 static const loom_lr_config falling = {.schedule = "megatron-linear"};

@@ -480,7 +480,7 @@ static void chunks_have_the_state_keys_of_the_reference(void **state) {
 /* ---- the trace ---- */
 
 typedef struct trace_job {
-    int64_t capacity;
+    int64_t capacity, last_capacity; /* of the first stage, of the last one */
     const char *folder;
 } trace_job;
 
@@ -492,7 +492,7 @@ static loom_status trace(loom_rank *rank, void *argument) {
     LOOM_TRY(start(rank, &c, &run));
     CHECK(loom_parallel_trace_end(run.parallel, ".") == LOOM_ERR_STATE, "a trace ends that was not begun");
     CHECK(loom_parallel_trace_begin(run.parallel, 0) == LOOM_ERR_ARGUMENT, "a trace of no event is accepted");
-    LOOM_TRY(loom_parallel_trace_begin(run.parallel, job->capacity));
+    LOOM_TRY(loom_parallel_trace_begin(run.parallel, run.parallel->stage == 0 ? job->capacity : job->last_capacity));
     for (int t = 0; t < 2; t++)
         LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
     loom_status status = loom_parallel_trace_end(run.parallel, job->folder);
@@ -527,7 +527,8 @@ static void a_trace_holds_every_computation_of_the_pipeline_or_what_fits(void **
     (void)state;
     char folder[] = MEGALOOM_BUILD "/trace-XXXXXX";
     assert_non_null(mkdtemp(folder));
-    trace_job whole = {1000, folder}, tight = {10, folder}, nowhere = {1000, "/nowhere"};
+    trace_job whole = {1000, 1000, folder}, tight = {10, 10, folder}, uneven = {1000, 31, folder},
+              nowhere = {1000, 1000, "/nowhere"};
     /* Two steps of four microbatches through two chunks of two stages. */
     must_run(4, trace, &whole);
     assert_int_equal(count_in(folder, "trace.json", "\"cat\":\"backward\""), 2 * 4 * 2 * 2);
@@ -537,6 +538,11 @@ static void a_trace_holds_every_computation_of_the_pipeline_or_what_fits(void **
     int found = count_in(folder, "trace.json", "\"ph\":\"X\"");
     assert_int_equal(found, 2 * 10);
     assert_int_equal(count_in(folder, "timeline.svg", "Step"), -1);
+    /* The last stage has room for a step of 16 computations and 12 waits, which are all that there can be, and not for
+     * two without any. */
+    must_run(4, trace, &uneven);
+    assert_true(count_in(folder, "trace.json", "\"cat\":\"backward\"") >= 2 * 8 + 8);
+    assert_int_equal(count_in(folder, "timeline.svg", "Step 1, measured"), 1);
     must_fail(4, trace, &nowhere, LOOM_ERR_IO, "/nowhere/trace.json: cannot be written");
     rmdir(folder);
 }
@@ -564,6 +570,32 @@ static void a_nan_is_named_by_the_stage_that_makes_it(void **state) {
     (void)state;
     must_fail(
         4, poison, NULL, LOOM_ERR_NUMERIC, "rank 1: stage 1, forward of microbatch 0, chunk 0: step 1, microbatch 0: ");
+    assert_non_null(strstr(loom_error_message(), "decoder.layers.1"));
+}
+
+/* With sequence parallelism a stage's output is in parts, and only one of them is bad. */
+static loom_status poison_a_part(loom_rank *rank, void *argument) {
+    small_run run;
+    double loss;
+    pipe_case c = {.ranks = 4, .tp = 2, .pp = 2, .sp = true, .micro = 1, .global = 1};
+    (void)argument;
+    LOOM_TRY(start(rank, &c, &run));
+    loom_parameter *const *parameters;
+    int64_t count;
+    bool here = loom_comm_rank(loom_fabric_group(run.fabric, LOOM_GROUP_TP)) == 1;
+    LOOM_TRY(loom_parallel_parameters(run.parallel, &parameters, &count));
+    for (int64_t i = 0; here && i < count; i++)
+        if (strcmp(parameters[i]->name, "decoder.layers.1.mlp.linear_fc2.bias") == 0)
+            parameters[i]->data[0] = NAN;
+    loom_status status = loom_parallel_training_step(run.parallel, run.batches, &loss);
+    small_destroy(&run);
+    return status;
+}
+
+static void a_nan_in_a_part_of_the_sequence_is_named_as_well(void **state) {
+    (void)state;
+    must_fail(4, poison_a_part, NULL, LOOM_ERR_NUMERIC,
+        "rank 1: stage 0, forward of microbatch 0, chunk 0: step 1, microbatch 0: ");
     assert_non_null(strstr(loom_error_message(), "decoder.layers.1"));
 }
 
@@ -597,7 +629,7 @@ static loom_status zero_bubble_chunks(loom_rank *rank, void *argument) {
     (void)argument;
     c = pipe_filled(&c);
     loom_status status = pipe_start(rank, &c, &run);
-    CHECK(status == LOOM_ERR_CONFIG && strstr(loom_error_message(), "schedule: found zero-bubble with 2 chunks"),
+    CHECK(status == LOOM_ERR_UNSUPPORTED && strstr(loom_error_message(), "schedule=zero-bubble with 2 chunks"),
         "found %s: %s", loom_status_name(status), loom_error_message());
     small_destroy(&run);
     return LOOM_OK;
@@ -711,6 +743,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(chunks_have_the_state_keys_of_the_reference),
         cmocka_unit_test(a_trace_holds_every_computation_of_the_pipeline_or_what_fits),
         cmocka_unit_test(a_nan_is_named_by_the_stage_that_makes_it),
+        cmocka_unit_test(a_nan_in_a_part_of_the_sequence_is_named_as_well),
         cmocka_unit_test(activations_too_large_for_their_way_are_named),
         cmocka_unit_test(zero_bubble_with_chunks_is_refused_at_setup),
         cmocka_unit_test(a_stage_that_stops_is_named_with_its_microbatch_and_chunk),
