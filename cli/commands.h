@@ -41,6 +41,8 @@ int loom_cli_process(void);
 int loom_cli_exit_status(loom_status status);
 /* Prints "megaloom: " and each line of the recorded error on standard error, and gives the exit status. */
 int loom_cli_fail(loom_status status);
+/* Prints "megaloom: " and the message, of a usage that is wrong, on standard error, and sets *failed. */
+void loom_cli_complain(bool *failed, const char *format, ...) LOOM_PRINTF(2, 3);
 /* Writes a line of the library's log to standard error. */
 void loom_cli_log(void *context, loom_log_level level, const char *line);
 

@@ -1,6 +1,7 @@
 /* What the commands share: errors as lines and exit statuses, and the way from a run file to ranks with a model. */
 #include "commands.h"
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +67,16 @@ int loom_cli_exit_status(loom_status status) {
     default:
         return 1;
     }
+}
+
+void loom_cli_complain(bool *failed, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("megaloom: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    *failed = true;
 }
 
 int loom_cli_fail(loom_status status) {

@@ -70,16 +70,8 @@ static void list_pipelines(model_facts *facts) {
 static loom_status cut(const loom_cli_run_arguments *given, model_facts *facts) {
     loom_run_config *run;
     LOOM_TRY(loom_run_config_load(NULL, given->overrides, given->override_count, &run));
-    const loom_model_parallel_config *parallel = &run->model.config.parallel;
-    facts->split = (loom_stage_split){.layers = facts->config.num_layers,
-        .pipeline_model_parallel_size = run->strategy.pipeline_model_parallel_size,
-        .virtual_pipeline_model_parallel_size = run->strategy.virtual_pipeline_model_parallel_size,
-        .num_layers_in_first_pipeline_stage = parallel->num_layers_in_first_pipeline_stage,
-        .num_layers_in_last_pipeline_stage = parallel->num_layers_in_last_pipeline_stage,
-        .account_for_embedding_in_pipeline_split = parallel->account_for_embedding_in_pipeline_split,
-        .account_for_loss_in_pipeline_split = parallel->account_for_loss_in_pipeline_split,
-        .pipeline_model_parallel_layout = parallel->pipeline_model_parallel_layout,
-        .balanced_pipeline_split = parallel->balanced_pipeline_split};
+    facts->split = loom_stage_split_of(&run->strategy, &run->model.config);
+    facts->split.layers = facts->config.num_layers;
     loom_status status = loom_stage_split_chunks(&facts->split, &facts->chunks);
     if (!status) {
         int64_t count = facts->chunks * facts->split.pipeline_model_parallel_size;
@@ -315,8 +307,15 @@ typedef struct arguments {
     const char *hf;
     bool json;
     loom_cli_run_arguments split;
-    char pipeline[64]; /* the override that --pp stands for */
+    char pipeline[64], chunks[64]; /* the overrides that --pp and --vp stand for */
 } arguments;
+
+static void take_size(char *override, size_t bytes, const char *option, const char *field, const char *text,
+    loom_cli_run_arguments *to, const struct argp_state *state) {
+    if (snprintf(override, bytes, "%s=%s", field, text) >= (int)bytes)
+        argp_error(state, "%s is '%s': expected a size, at most 9007199254740992", option, text);
+    loom_cli_run_argument(to, override, state);
+}
 
 static error_t take(int key, char *text, struct argp_state *state) {
     arguments *to = state->input;
@@ -328,10 +327,10 @@ static error_t take(int key, char *text, struct argp_state *state) {
         to->json = true;
         return 0;
     case 'p':
-        if (strlen(text) > 19)
-            argp_error(state, "--pp is '%s': expected a pipeline size", text);
-        snprintf(to->pipeline, sizeof to->pipeline, "%s=%s", split_fields[0], text);
-        loom_cli_run_argument(&to->split, to->pipeline, state);
+        take_size(to->pipeline, sizeof to->pipeline, "--pp", split_fields[0], text, &to->split, state);
+        return 0;
+    case 'v':
+        take_size(to->chunks, sizeof to->chunks, "--vp", split_fields[1], text, &to->split, state);
         return 0;
     case ARGP_KEY_ARG:
         if (!is_split_field(text))
@@ -353,7 +352,8 @@ static error_t take(int key, char *text, struct argp_state *state) {
 int loom_cli_describe(int argc, char **argv) {
     static const struct argp_option options[] = {{"hf", 'm', "DIR", 0, "Hugging Face directory of the model", 0},
         {"json", 'j', NULL, 0, "JSON", 0},
-        {"pp", 'p', "P", 0, "Show how layers and parameters fall on P pipeline stages", 0}, {0}};
+        {"pp", 'p', "P", 0, "Show how layers and parameters fall on P pipeline stages", 0},
+        {"vp", 'v', "V", 0, "Each stage has V chunks of the model", 0}, {0}};
     static const struct argp argp = {options, take, "--hf DIR [FIELD=VALUE...]",
         "Describes a model: sizes, parameters by kind, memory in each dtype, legal tensor and pipeline sizes.\v"
         "Numbers are those of the whole model, without the padding rows of the vocabulary. Tensor sizes \"with "

@@ -229,6 +229,11 @@ static int run_arguments(arguments *given) {
     if (!status)
         status = read_prompt(given, &run, &tokens);
     /* Loading may take minutes. */
+    if (!status && config->strategy.pipeline_model_parallel_size > 1)
+        status = loom_fail(LOOM_ERR_UNSUPPORTED,
+            "not supported yet: strategy.pipeline_model_parallel_size=%lld (generation on pipeline stages); only 1 "
+            "works",
+            (long long)config->strategy.pipeline_model_parallel_size);
     if (!status)
         status = loom_generate_check(&config->model.config, &run.prompt, 1, run.options);
     int code = status ? loom_cli_fail(status) : loom_cli_run(config, generate, &run);

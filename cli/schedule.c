@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <megaloom/timeline.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +35,9 @@ enum {
     KEY_TRACE
 };
 
+/* As many microbatches as a schedule may have. */
+static const int64_t COUNT_MAX = (int64_t)1 << 40;
+
 typedef struct schedule_request {
     loom_schedule_config config;
     const char *costs, *svg, *trace;
@@ -44,23 +46,17 @@ typedef struct schedule_request {
     bool json, failed;
 } schedule_request;
 
-static void complain(schedule_request *request, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void complain(schedule_request *request, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    fputs("megaloom: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
-    va_end(arguments);
-    request->failed = true;
-}
-
-static void read_count(schedule_request *request, const char *option, const char *text, int64_t least, int64_t *out) {
+static void read_count(
+    schedule_request *request, const char *option, const char *text, int64_t least, int64_t most, int64_t *out) {
     char *end;
     errno = 0;
     long long value = strtoll(text, &end, 10);
-    if (end == text || *end != '\0' || errno != 0 || value < least)
-        complain(request, "%s: found \"%s\", expected an integer of at least %" PRId64, option, text, least);
+    bool beyond = end != text && *end == '\0' && (value > most || (errno == ERANGE && value > 0));
+    if (beyond)
+        loom_cli_complain(&request->failed, "%s: found \"%s\", expected at most %" PRId64, option, text, most);
+    else if (end == text || *end != '\0' || errno != 0 || value < least)
+        loom_cli_complain(
+            &request->failed, "%s: found \"%s\", expected an integer of at least %" PRId64, option, text, least);
     else
         *out = value;
 }
@@ -82,7 +78,7 @@ static void read_schedule(schedule_request *request, const char *text) {
         request->config.kind = LOOM_SCHEDULE_ZERO_BUBBLE;
     } else {
         const char *meant = loom_nearest_name(text, names, 2);
-        complain(request, "--schedule: found \"%s\", expected 1f1b or zero-bubble%s%s%s", text,
+        loom_cli_complain(&request->failed, "--schedule: found \"%s\", expected 1f1b or zero-bubble%s%s%s", text,
             meant ? "; did you mean " : "", meant ? meant : "", meant ? "?" : "");
     }
 }
@@ -92,16 +88,16 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     char *end;
     switch (key) {
     case KEY_PP:
-        read_count(request, "--pp", argument, 1, &request->config.stages);
+        read_count(request, "--pp", argument, 1, INT32_MAX, &request->config.stages);
         return 0;
     case KEY_VP:
-        read_count(request, "--vp", argument, 1, &request->config.chunks);
+        read_count(request, "--vp", argument, 1, INT32_MAX, &request->config.chunks);
         return 0;
     case KEY_MICROBATCHES:
-        read_count(request, "--microbatches", argument, 1, &request->config.microbatches);
+        read_count(request, "--microbatches", argument, 1, COUNT_MAX, &request->config.microbatches);
         return 0;
     case KEY_GROUP:
-        read_count(request, "--group-size", argument, 1, &request->config.group);
+        read_count(request, "--group-size", argument, 1, COUNT_MAX, &request->config.group);
         return 0;
     case KEY_SCHEDULE:
         read_schedule(request, argument);
@@ -117,10 +113,11 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         return 0;
     case KEY_MESSAGE:
         if (!read_cost(argument, &end, &request->message) || *end != '\0')
-            complain(request, "--message-cost: found \"%s\", expected a number of at least 0", argument);
+            loom_cli_complain(
+                &request->failed, "--message-cost: found \"%s\", expected a number of at least 0", argument);
         return 0;
     case KEY_AHEAD:
-        read_count(request, "--receives-ahead", argument, 0, &request->ahead);
+        read_count(request, "--receives-ahead", argument, 0, COUNT_MAX, &request->ahead);
         return 0;
     case KEY_JSON:
         request->json = true;
@@ -132,7 +129,7 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
         request->trace = argument;
         return 0;
     case ARGP_KEY_ARG:
-        complain(request, "%s: no argument is expected here, only options", argument);
+        loom_cli_complain(&request->failed, "%s: no argument is expected here, only options", argument);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -257,8 +254,8 @@ static loom_status write_file(const loom_cli_schedule_data *schedule, const char
     loom_status status =
         svg ? loom_timeline_write_svg(file, &timeline) : loom_timeline_write_trace(file, &timeline, 1e-3);
     if (fclose(file) != 0 && !status)
-        status = loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
-    return status;
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    return status ? loom_fail_context(status, "%s: ", path) : LOOM_OK;
 }
 
 static loom_status answer(const schedule_request *request, loom_cli_schedule_data *schedule) {
@@ -318,9 +315,9 @@ int loom_cli_schedule(int argc, char **argv) {
     }
     bool understood = !request.failed;
     if (understood && request.config.stages == 0)
-        complain(&request, "give the number of pipeline stages: --pp STAGES");
+        loom_cli_complain(&request.failed, "give the number of pipeline stages: --pp STAGES");
     if (understood && request.config.microbatches == 0)
-        complain(&request, "give the number of microbatches: --microbatches COUNT");
+        loom_cli_complain(&request.failed, "give the number of microbatches: --microbatches COUNT");
     if (request.failed)
         return EXIT_USAGE;
     loom_cli_schedule_data schedule = {0};

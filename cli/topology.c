@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <megaloom/names.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,17 +47,6 @@ static const char mapping_path[] = PREFIX "use_tp_pp_dp_mapping";
 static const char order_path[] = PREFIX "order";
 enum { FIELDS = NUMBER_FIELDS + 3, PREFIX_LENGTH = sizeof PREFIX - 1 };
 
-static void complain(topology_request *request, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void complain(topology_request *request, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    fputs("megaloom: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
-    va_end(arguments);
-    request->failed = true;
-}
-
 static bool read_number(const char *text, int64_t *out) {
     char *end;
     errno = 0;
@@ -81,13 +69,14 @@ static void complain_of_field(topology_request *request, const char *field) {
     if (meant) {
         if (strncmp(meant, PREFIX, PREFIX_LENGTH) == 0)
             meant += PREFIX_LENGTH;
-        complain(request, "%s: no field that the topology depends on; did you mean " PREFIX "%s?", field, meant);
+        loom_cli_complain(
+            &request->failed, "%s: no field that the topology depends on; did you mean " PREFIX "%s?", field, meant);
         return;
     }
     char list[1024] = "";
     for (int i = 0, used = 0; i < FIELDS; i++)
         used += snprintf(list + used, sizeof list - (size_t)used, "%s%s", i > 0 ? ", " : "", names[i]);
-    complain(request, "%s: no field that the topology depends on; those are %s", field, list);
+    loom_cli_complain(&request->failed, "%s: no field that the topology depends on; those are %s", field, list);
 }
 
 /* [4, 2], 4,2 or 4x2: innermost level first. */
@@ -114,14 +103,15 @@ static void read_levels(topology_request *request, const char *text) {
         }
         p += 1 + strspn(p + 1, " ");
     }
-    complain(request, "%s: found \"%s\", expected sizes, innermost first, e.g. [4,2]", levels_path, text);
+    loom_cli_complain(
+        &request->failed, "%s: found \"%s\", expected sizes, innermost first, e.g. [4,2]", levels_path, text);
 }
 
 static void read_override(topology_request *request, char *argument) {
     loom_parallel_sizes *sizes = &request->sizes;
     char *equals = strchr(argument, '=');
     if (!equals) {
-        complain(request, "%s: expected strategy.FIELD=VALUE", argument);
+        loom_cli_complain(&request->failed, "%s: expected strategy.FIELD=VALUE", argument);
         return;
     }
     *equals = '\0';
@@ -136,9 +126,10 @@ static void read_override(topology_request *request, char *argument) {
         if (optional && none)
             *member = 0;
         else if (!read_number(value, &number))
-            complain(request, "%s: found \"%s\", expected an integer%s", field, value, optional ? ", or null" : "");
+            loom_cli_complain(
+                &request->failed, "%s: found \"%s\", expected an integer%s", field, value, optional ? ", or null" : "");
         else if (optional && number == 0)
-            complain(request, "%s: found 0, expected at least 1, or null", field);
+            loom_cli_complain(&request->failed, "%s: found 0, expected at least 1, or null", field);
         else
             *member = number;
         return;
@@ -151,11 +142,12 @@ static void read_override(topology_request *request, char *argument) {
     } else if (strcmp(field, mapping_path) == 0) {
         bool yes = strcmp(value, "true") == 0 || strcmp(value, "True") == 0;
         if (!yes && strcmp(value, "false") != 0 && strcmp(value, "False") != 0)
-            complain(request, "%s: found \"%s\", expected true or false", field, value);
+            loom_cli_complain(&request->failed, "%s: found \"%s\", expected true or false", field, value);
         sizes->use_tp_pp_dp_mapping = yes;
     } else if (strcmp(field, order_path) == 0) {
         if (strlen(value) >= sizeof sizes->order || *value == '\0')
-            complain(request, "%s: found \"%s\", expected axes joined by '-', e.g. tp-cp-ep-dp-pp", field, value);
+            loom_cli_complain(
+                &request->failed, "%s: found \"%s\", expected axes joined by '-', e.g. tp-cp-ep-dp-pp", field, value);
         else
             strcpy(sizes->order, value);
     } else {
@@ -169,13 +161,13 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     case KEY_WORLD:
         request->world_given = true;
         if (!read_number(argument, &request->sizes.world) || request->sizes.world > WORLD_MAX)
-            complain(
-                request, "--world-size: found \"%s\", expected a number of ranks, at most %d", argument, WORLD_MAX);
+            loom_cli_complain(&request->failed, "--world-size: found \"%s\", expected a number of ranks, at most %d",
+                argument, WORLD_MAX);
         return 0;
     case KEY_RANK:
         request->rank_given = true;
         if (!read_number(argument, &request->rank))
-            complain(request, "--rank: found \"%s\", expected a rank", argument);
+            loom_cli_complain(&request->failed, "--rank: found \"%s\", expected a rank", argument);
         return 0;
     case KEY_JSON:
         request->json = true;
@@ -220,7 +212,7 @@ int loom_cli_topology(int argc, char **argv) {
         return EXIT_FAILURE;
     }
     if (!request.world_given)
-        complain(&request, "give the number of ranks: --world-size RANKS");
+        loom_cli_complain(&request.failed, "give the number of ranks: --world-size RANKS");
     if (request.failed)
         return EXIT_USAGE;
 
@@ -229,7 +221,8 @@ int loom_cli_topology(int argc, char **argv) {
     if (status)
         return loom_cli_fail(status);
     if (request.rank_given && (request.rank < 0 || request.rank >= layout.sizes.world)) {
-        complain(&request, "--rank: found %" PRId64 ", expected 0 to %" PRId64, request.rank, layout.sizes.world - 1);
+        loom_cli_complain(
+            &request.failed, "--rank: found %" PRId64 ", expected 0 to %" PRId64, request.rank, layout.sizes.world - 1);
         return EXIT_USAGE;
     }
     if (request.json && request.rank_given)

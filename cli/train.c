@@ -31,6 +31,8 @@ typedef struct training {
     loom_batches *batches, *valid_batches;
     loom_metrics *metrics; /* rank 0 only, as is progress */
     loom_progress *progress;
+    int64_t done;         /* steps */
+    loom_profile profile; /* of the steps after the first, when they are over */
     double gemm_rate;
     double flops_per_token;
     char model_path[4096]; /* where the model goes; empty = nowhere */
@@ -71,6 +73,18 @@ static loom_status open_data(training *t) {
 
 /* ---- what rank 0 shows ---- */
 
+/* Before the first step: what is written at the end alone. Nothing of what may lie there is lost. */
+static loom_status check_writable(const char *directory, const char *name) {
+    char path[4096];
+    if (snprintf(path, sizeof path, "%s/%s", directory, name) >= (int)sizeof path)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the output is too long");
+    FILE *file = fopen(path, "a");
+    if (!file)
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    fclose(file);
+    return LOOM_OK;
+}
+
 static loom_status open_reports(training *t) {
     const loom_run_config *config = t->config;
     char path[4096];
@@ -80,6 +94,10 @@ static loom_status open_reports(training *t) {
     if (snprintf(path, sizeof path, "%s/metrics.jsonl", config->output) >= (int)sizeof path)
         return loom_fail(LOOM_ERR_ARGUMENT, "the path of the output is too long");
     LOOM_TRY(loom_metrics_open(path, &t->metrics));
+    if (config->trace) {
+        LOOM_TRY(check_writable(config->output, "trace.json"));
+        LOOM_TRY(check_writable(config->output, "timeline.svg"));
+    }
     /* mpirun hands its processes a terminal of its own, whatever their output goes to. */
     bool terminal = isatty(STDOUT_FILENO) != 0 && !loom_mpi_launched(NULL);
     return loom_progress_create(stdout, terminal, config->steps, config->log.every, &t->progress);
@@ -190,6 +208,7 @@ static loom_status set_up(training *t) {
 }
 
 static void tear_down(training *t) {
+    loom_profile_free(&t->profile);
     loom_progress_destroy(t->progress);
     loom_metrics_close(t->metrics);
     loom_batches_destroy(t->batches);
@@ -199,43 +218,71 @@ static void tear_down(training *t) {
     loom_fabric_destroy(t->fabric);
 }
 
+/* What a step that failed has left of the trace. Its parts come together by messages, for which all ranks must be
+ * there, but they fail at different places and some not at all. */
+static loom_status keep_trace(training *t, loom_status why) {
+    char text[4096];
+    if (!t->config->trace)
+        return why;
+    snprintf(text, sizeof text, "%s", loom_error_message());
+    if (loom_rank_count(t->rank) > 1 && t->progress)
+        loom_rank_log(t->rank, LOOM_LOG_WARNING,
+            "the trace is not written: the run has failed, and the records of %d ranks cannot come together",
+            loom_rank_count(t->rank));
+    if (loom_rank_count(t->rank) == 1 && loom_parallel_trace_end(t->parallel, t->config->output))
+        loom_rank_log(t->rank, LOOM_LOG_WARNING, "the trace is not written: %s", loom_error_message());
+    return loom_fail(why, "%s", text);
+}
+
 /* The first step warms everything up and would be most of a short run's profile: it is left out where there are more.
  */
+static int64_t first_of_profile(const training *t) {
+    return t->config->steps > 1 ? 2 : 1;
+}
+
 static loom_status train_steps(training *t) {
     const loom_run_config *config = t->config;
-    int64_t first = config->steps > 1 ? 2 : 1;
-    int64_t done = 0;
     if (config->trace)
         LOOM_TRY(loom_parallel_trace_begin(t->parallel, TRACE_EVENTS));
-    for (bool stop = false; done < config->steps && !stop;) {
-        if (config->profile && done + 1 == first)
+    for (bool stop = false; t->done < config->steps && !stop;) {
+        if (config->profile && t->done + 1 == first_of_profile(t))
             LOOM_TRY(loom_profile_begin(t->rank));
-        LOOM_TRY(train_step(t, done + 1, &stop));
-        done++;
+        loom_status status = train_step(t, t->done + 1, &stop);
+        if (status)
+            return keep_trace(t, status);
+        t->done++;
     }
-    if (config->trace)
-        LOOM_TRY(loom_parallel_trace_end(t->parallel, config->output));
-    if (done < config->steps && t->progress)
+    if (t->done < config->steps && t->progress)
         loom_progress_note(t->progress,
             "stopped after step %lld of %lld: the batch size has changed (data.stop_when_batch_size_changes)",
-            (long long)done, (long long)config->steps);
-    if (!config->profile || done < first)
-        return LOOM_OK;
-    loom_profile profile;
+            (long long)t->done, (long long)config->steps);
+    return config->profile && t->done >= first_of_profile(t) ? loom_profile_end(t->rank, &t->profile) : LOOM_OK;
+}
+
+static loom_status write_profile(training *t) {
+    const loom_run_config *config = t->config;
+    int64_t steps = t->done - first_of_profile(t) + 1;
     char path[4096];
-    int64_t steps = done - first + 1;
-    LOOM_TRY(loom_profile_end(t->rank, &profile));
-    loom_status status = snprintf(path, sizeof path, "%s/profile.json", config->output) < (int)sizeof path
-                             ? LOOM_OK
-                             : loom_fail(LOOM_ERR_ARGUMENT, "the path of the output is too long");
-    if (!status)
-        status = loom_profile_write(path, loom_rank_world(t->rank), &profile, steps);
-    if (!status && t->progress) {
+    if (!config->profile || steps < 1)
+        return LOOM_OK;
+    if (snprintf(path, sizeof path, "%s/profile.json", config->output) >= (int)sizeof path)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the output is too long");
+    LOOM_TRY(loom_profile_write(path, loom_rank_world(t->rank), &t->profile, steps));
+    if (t->progress) {
         loom_progress_note(t->progress, "time of rank 0 after the first step; all ranks: %s", path);
-        loom_profile_print(stdout, &profile, steps);
+        loom_profile_print(stdout, &t->profile, steps);
     }
-    loom_profile_free(&profile);
-    return status;
+    return LOOM_OK;
+}
+
+/* The model first: a report that cannot be written must not cost the training. */
+static loom_status keep(training *t) {
+    LOOM_TRY(export_model(t));
+    loom_status trace = t->config->trace ? loom_parallel_trace_end(t->parallel, t->config->output) : LOOM_OK;
+    if (trace && *t->model_path)
+        (void)loom_fail_context(trace, "the model is in %s, but its trace is not whole: ", t->model_path);
+    LOOM_TRY(trace);
+    return write_profile(t);
 }
 
 static loom_status train(loom_rank *rank, void *argument) {
@@ -252,7 +299,7 @@ static loom_status train(loom_rank *rank, void *argument) {
         status = train_steps(&t);
     double seconds = now() - start;
     if (!status)
-        status = export_model(&t);
+        status = keep(&t);
     if (!status && t.progress)
         loom_progress_note(t.progress, "%lld step%s in %.0f s; metrics: %s/metrics.jsonl; %s%s",
             (long long)t.config->steps, t.config->steps == 1 ? "" : "s", seconds, t.config->output,

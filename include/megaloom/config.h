@@ -16,6 +16,7 @@
 #define MEGALOOM_CONFIG_H
 
 #include <megaloom/model.h>
+#include <megaloom/stages.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -308,6 +309,10 @@ LOOM_API void loom_run_config_destroy(loom_run_config *config);
  * and of each size of a ramp-up against the schedule (loom_schedule_config_check). Configurations made in code are
  * checked by it just as well. */
 LOOM_API loom_status loom_run_config_check(const loom_run_config *config, int64_t world_size);
+
+/* How the strategy cuts the model into stages; the layout text is borrowed from the model's configuration. */
+LOOM_API loom_stage_split loom_stage_split_of(
+    const loom_megatron_strategy_config *strategy, const loom_model_config *model);
 
 /* Receives a piece of text; another status than LOOM_OK ends the printing and is returned. */
 typedef loom_status (*loom_text_function)(void *context, const char *text, size_t length);

@@ -35,6 +35,14 @@ typedef struct loom_schedule_config {
     bool align_sync;
 } loom_schedule_config;
 
+/* Whether the model begins, or ends, in this chunk of this stage: there nothing is received, or sent, that way. */
+static inline bool loom_schedule_model_begins(int64_t stage, int64_t chunk) {
+    return stage == 0 && chunk == 0;
+}
+static inline bool loom_schedule_model_ends(int64_t stages, int64_t chunks, int64_t stage, int64_t chunk) {
+    return stage == stages - 1 && chunk == (chunks > 0 ? chunks : 1) - 1;
+}
+
 /* What an instruction is about is (microbatch, chunk) of the stage whose list it is in: a send's are those of the
  * computation that made what is sent, a receive's those of the one that will use it. Sends and receives start, and do
  * not block: a computation waits for what it reads, and a buffer that is sent is freed when the send is done. */
@@ -74,7 +82,8 @@ LOOM_API loom_status loom_schedule_config_check(const loom_schedule_config *conf
 LOOM_API loom_status loom_schedule_make(const loom_schedule_config *config, int64_t stage, loom_schedule_list *list);
 LOOM_API void loom_schedule_list_free(loom_schedule_list *list);
 
-/* "forward", "weight half of the backward", "send to next", …; "unknown instruction" for a number that is none. */
+/* "forward", "backward (weights)", "send to next", …; short, for notes and traces; "unknown instruction" for a number
+ * that is none. */
 LOOM_API const char *loom_instruction_name(loom_instruction_kind kind);
 /* Whether it is a forward, a backward or a half of one: what takes a stage's time. */
 LOOM_API bool loom_instruction_computes(loom_instruction_kind kind);

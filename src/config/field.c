@@ -59,6 +59,22 @@ static bool set_choice(const loom__field *field, const loom__yaml_node *node, lo
     return true;
 }
 
+/* Where a field has no upper end of its own; said only to who goes beyond it. */
+#define INT_MOST 0x1p53
+
+static bool in_range(const loom__field *field, double value) {
+    double limit = field->kind == LOOM__FIELD_INT ? INT_MOST : 1e300;
+    if (field->high > 0)
+        limit = field->high;
+    return (field->positive ? value > field->low : value >= field->low) &&
+           (field->open ? value < limit : value <= limit);
+}
+
+/* Null is kept as 0, so that a 0 that somebody writes must be told from it here. */
+static bool is_zero_for_null(const loom__field *field, double value) {
+    return field->nullable && value == 0 && !in_range(field, value);
+}
+
 bool loom__field_set(
     const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node, loom_run_config *config) {
     if (loom__yaml_is_null(node))
@@ -69,12 +85,19 @@ bool loom__field_set(
         return false;
     void *at = loom__field_at(field, config);
     bool yes;
+    int64_t whole;
     double real;
     switch (field->kind) {
     case LOOM__FIELD_INT:
-        return loom__yaml_is_int(node, at);
+        if (!loom__yaml_is_int(node, &whole) || is_zero_for_null(field, (double)whole))
+            return false;
+        *(int64_t *)at = whole;
+        return true;
     case LOOM__FIELD_REAL:
-        return loom__yaml_is_real(node, at);
+        if (!loom__yaml_is_real(node, &real) || is_zero_for_null(field, real))
+            return false;
+        *(double *)at = real;
+        return true;
     case LOOM__FIELD_BOOL:
         return loom__yaml_is_bool(node, at);
     case LOOM__FIELD_STRING:
@@ -371,17 +394,6 @@ bool loom__field_is_default(const loom__field *field, const loom_run_config *con
         break;
     }
     return is_null_value(field, config);
-}
-
-/* Where a field has no upper end of its own; said only to who goes beyond it. */
-#define INT_MOST 0x1p53
-
-static bool in_range(const loom__field *field, double value) {
-    double limit = field->kind == LOOM__FIELD_INT ? INT_MOST : 1e300;
-    if (field->high > 0)
-        limit = field->high;
-    return (field->positive ? value > field->low : value >= field->low) &&
-           (field->open ? value < limit : value <= limit);
 }
 
 static const loom__choice *choice_of(const loom__field *field, const void *at) {

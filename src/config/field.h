@@ -71,8 +71,9 @@ void loom__field_text(const loom__field *field, const loom_run_config *config, c
 /* What the field accepts: "an integer >= 1", "one of adam, sgd". */
 void loom__field_expected(const loom__field *field, char *text, size_t bytes);
 bool loom__field_is_default(const loom__field *field, const loom_run_config *config);
-/* Sets the value from a node; false when the node has not the field's type (then nothing is set). Ranges are not
- * checked. Strings point into the node. Not for LOOM__FIELD_PATHS, which takes null alone here. */
+/* Sets the value from a node; false when the node has not the field's type, or is a 0 that would count as null where 0
+ * is out of range (then nothing is set). Other ranges are not checked. Strings point into the node. Not for
+ * LOOM__FIELD_PATHS, which takes null alone here. */
 bool loom__field_set(
     const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node, loom_run_config *config);
 /* Sets the default, that of the architecture where it depends on it (NULL and unknown names: gpt2). */

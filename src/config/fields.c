@@ -110,8 +110,7 @@ static const loom__choice wsd_styles[] = {
     {.name = "exponential"}, {.name = "linear"}, {.name = "cosine"}, {.name = "minus_sqrt"}};
 static const loom__choice ramps[] = {{.name = "constant"}, {.name = "linear"}, {.name = "cosine"}};
 
-static const char pipeline[] = "pipeline parallelism", context[] = "context parallelism",
-                  experts[] = "mixture of experts", mixed[] = "mixed precision",
+static const char context[] = "context parallelism", experts[] = "mixture of experts", mixed[] = "mixed precision",
                   fsdp[] = "fully sharded data parallelism", encoder[] = "encoder-decoder models",
                   saving[] = "saving checkpoints", backends[] = "backend choice";
 
@@ -320,11 +319,13 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, DDP(keep_fp8_transpose_cache), "false", NONE_YET("fp8"), DOC("FSDP: keep transposed fp8 weights")),
     EXPAND(BOOL, DDP(nccl_ub), "false", NONE_YET("NCCL"), DOC("NCCL user buffers")),
     EXPAND(BOOL, DDP(fsdp_double_buffer), "false", NONE_YET(fsdp), DOC("FSDP: two buffers in turn")),
-    EXPAND(BOOL, DDP(delay_wgrad_compute), "false", NONE_YET(pipeline), DOC("weight gradients later, during sends")),
+    EXPAND(BOOL, DDP(delay_wgrad_compute), "false", NONE_YET("schedule=zero-bubble delays them"),
+        DOC("weight gradients later, during sends")),
     EXPAND(STRING, STRATEGY(process_group_backend), "null", NULLABLE, NONE_YET(backends), DOC("null: by the launcher")),
     EXPAND(REAL, STRATEGY(timeout), "1800", ABOVE(0), DOC("seconds a wait may take")),
     EXPAND(CHOICE, STRATEGY(start_method), "popen", starts, DOC("how ranks are started; thread ranks need no start")),
     EXPAND(BOOL, STRATEGY(no_ddp_communication_hook), "true",
+        NONE_YET("a hook of ddp pytorch, which code alone can set"),
         DOC("only ddp pytorch has such a hook, and it is off there until code sets it")),
     EXPAND(BOOL, STRATEGY(output_data_idx), "false", DOC("batches carry their batch index and loader index")),
     EXPAND(CHOICE, STRATEGY(pipeline_dtype), "null", wires, NULLABLE,

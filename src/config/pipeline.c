@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-loom_stage_split loom__stage_split(const loom_megatron_strategy_config *strategy, const loom_model_config *model) {
+loom_stage_split loom_stage_split_of(const loom_megatron_strategy_config *strategy, const loom_model_config *model) {
     const loom_model_parallel_config *parallel = &model->parallel;
     return (loom_stage_split){
         .layers = model->num_layers,
@@ -39,12 +39,8 @@ void loom__check_strategy_pipeline(const loom_megatron_strategy_config *strategy
             "strategy.microbatch_group_size_per_vp_stage: found %" PRId64
             ", expected at least strategy.pipeline_model_parallel_size %" PRId64 ", or null",
             strategy->microbatch_group_size_per_vp_stage, strategy->pipeline_model_parallel_size);
-    /* In the words of the layout, which a fabric asks as well. */
-    if (strategy->virtual_pipeline_model_parallel_size > 0 && strategy->pipeline_model_parallel_size == 1)
-        loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "strategy.virtual_pipeline_model_parallel_size is %" PRId64
-            ", but pipeline_model_parallel_size is 1: expected at least 2 pipeline stages, or no virtual ones",
-            strategy->virtual_pipeline_model_parallel_size);
+    loom__check_add_part(faults, loom__check_virtual_stages(strategy->virtual_pipeline_model_parallel_size,
+                                     strategy->pipeline_model_parallel_size));
 }
 
 typedef struct step {
@@ -116,12 +112,17 @@ static void check_microbatches(
                         .kind = loom__strategy_schedule(&config->strategy)},
         .micro = micro,
         .data_parallel = data_parallel};
-    loom__check_add_part(faults, check_size(&s, global));
-    check_ramp_up(&s, data->rampup_batch_size, global, faults);
+    /* What no batch size mends is told without one. */
+    loom_schedule_config least = s.schedule;
+    least.microbatches = least.group > least.stages ? least.group : least.stages;
+    loom_status status = loom_schedule_config_check(&least);
+    loom__check_add_part(faults, status ? status : check_size(&s, global));
+    if (!status)
+        check_ramp_up(&s, data->rampup_batch_size, global, faults);
 }
 
 void loom__check_pipeline(const loom_run_config *config, int64_t data_parallel, loom__faults *faults) {
-    loom_stage_split split = loom__stage_split(&config->strategy, &config->model.config);
+    loom_stage_split split = loom_stage_split_of(&config->strategy, &config->model.config);
     int64_t chunks;
     loom_status status = loom_stage_split_chunks(&split, &chunks);
     /* Layers that are still in a directory, or missing, are named elsewhere. */

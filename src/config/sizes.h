@@ -11,6 +11,5 @@ loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *st
 /* Of training; NULL is the default. */
 loom_schedule_kind loom__strategy_schedule(const loom_megatron_strategy_config *strategy);
 /* Strings are borrowed from the model. */
-loom_stage_split loom__stage_split(const loom_megatron_strategy_config *strategy, const loom_model_config *model);
 
 #endif

@@ -74,9 +74,6 @@ void loom__ddp_expect_last(loom__ddp *ddp, bool last);
  * parameters of it and of all earlier buckets are ready: in index order on every rank, whatever order they become ready
  * in. Parameters that the ddp does not hold are ignored. What fails here is returned by loom__ddp_finish. */
 void loom__ddp_parameter_ready(void *ddp, loom_parameter *parameter);
-/* The chunk's gradients are complete on this rank, also those that nobody wrote: with overlap_grad_reduce its buckets
- * start as soon as all earlier ones have. */
-void loom__ddp_chunk_complete(loom__ddp *ddp, int64_t chunk);
 /* Starts the buckets that have not started (a gradient that nobody wrote is zero) and waits for all: grad, of shards
  * this rank's part of it, then holds the sum over dp in group-rank order, or the mean with average_in_collective.
  * Collective over dp. Errors:

@@ -143,15 +143,6 @@ void loom__ddp_parameter_ready(void *context, loom_parameter *parameter) {
     start_ready_buckets(ddp);
 }
 
-void loom__ddp_chunk_complete(loom__ddp *ddp, int64_t chunk) {
-    for (int64_t place = 0; place < ddp->view.place_count; place++) {
-        if (ddp->parameters[place]->chunk != chunk || ddp->ready[place])
-            continue;
-        mark_ready(ddp, place);
-    }
-    start_ready_buckets(ddp);
-}
-
 static void take_mean(loom__ddp *ddp) {
     float factor = 1.0f / (float)loom_comm_size(ddp->view.dp);
     for (int64_t i = 0; i < ddp->view.bucket_count; i++) {

@@ -248,6 +248,15 @@ static void check_encoder_mixing(loom__faults *faults, const loom__layout_checke
         tensor_first ? loom__nearest_divisors(s->tensor, encoder_tensor).text : loom__nearest_pair(0, s->tensor).text);
 }
 
+loom_status loom__check_virtual_stages(int64_t virtual_pipeline, int64_t pipeline) {
+    if (virtual_pipeline < 1 || pipeline != 1)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_CONFIG,
+        "virtual_pipeline_model_parallel_size is %" PRId64
+        ", but pipeline_model_parallel_size is 1: expected at least 2 pipeline stages, or no virtual ones",
+        virtual_pipeline);
+}
+
 loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_checked *out) {
     loom__faults faults;
     loom__faults_begin(&faults);
@@ -273,11 +282,9 @@ loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_ch
     bool absent[LOOM_LAYOUT_AXES] = {true, true, true, true, true};
     bool ordered = check_order(&faults, s, c.order, absent);
 
-    if (vpp > 0 && pp == 1)
-        loom__faults_add(&faults, LOOM_ERR_CONFIG,
-            "virtual_pipeline_model_parallel_size is %" PRId64
-            ", but pipeline_model_parallel_size is 1: expected at least 2 pipeline stages, or no virtual ones",
-            vpp);
+    loom_status virtual_stages = loom__check_virtual_stages(vpp, pp);
+    if (virtual_stages)
+        loom__faults_add(&faults, virtual_stages, "%s", loom_error_message());
     if (tp > 0 && encoder_tp > tp) {
         loom__faults_add(&faults, LOOM_ERR_CONFIG,
             "encoder_tensor_model_parallel_size is %" PRId64 ", above tensor_model_parallel_size %" PRId64

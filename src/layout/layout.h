@@ -25,6 +25,9 @@ typedef struct loom__layout_checked {
 /* All checks of loom_layout_init. */
 loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_checked *out);
 
+/* Virtual stages want a pipeline; 0 = none. Sizes need not be legal otherwise. Errors: LOOM_ERR_CONFIG. */
+loom_status loom__check_virtual_stages(int64_t virtual_pipeline, int64_t pipeline);
+
 /* All checks of loom_stage_split_make. */
 loom_status loom__stage_split_check(const loom_stage_split *split);
 

@@ -46,11 +46,9 @@ static bool check_chunks(const loom_stage_split *s, int64_t *chunks, loom__stage
     bool readable = !text || loom__stages_text_count(text, count, faults);
     if (pp < 1 || vp < 0 || !readable)
         return false;
-    if (vp > 0 && pp == 1)
-        loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "virtual_pipeline_model_parallel_size is %" PRId64
-            ", but pipeline_model_parallel_size is 1: expected at least 2 pipeline stages, or no virtual ones",
-            vp);
+    loom_status virtual_stages = loom__check_virtual_stages(vp, pp);
+    if (virtual_stages)
+        loom__faults_add(faults, virtual_stages, "%s", loom_error_message());
     else if (vp > 0 && pp > LOOM__STAGES_MAX / vp)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "virtual_pipeline_model_parallel_size: found %" PRId64 ", with pipeline_model_parallel_size %" PRId64

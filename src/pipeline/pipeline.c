@@ -79,11 +79,11 @@ void loom__pipeline_set_record(loom__pipeline *pipeline, loom__pipeline_record *
 /* ---- where the model begins and ends, and who the neighbours are ---- */
 
 static bool begins(const loom__pipeline *p, int64_t chunk) {
-    return p->stage == 0 && chunk == 0;
+    return loom_schedule_model_begins(p->stage, chunk);
 }
 
 static bool ends(const loom__pipeline *p, int64_t chunk) {
-    return p->stage == p->stages - 1 && chunk == p->options.chunks - 1;
+    return loom_schedule_model_ends(p->stages, p->options.chunks, p->stage, chunk);
 }
 
 /* The message before the chunk, or behind it. */
@@ -98,41 +98,24 @@ static loom__message message_behind(const loom__pipeline *p, loom__flow flow, co
 
 /* ---- what others can read about this rank ---- */
 
-/* Short, and the operation before its microbatch: a note is cut off after LOOM__NOTE bytes. */
-static const char *verb_of(loom_instruction_kind kind) {
-    switch (kind) {
-    case LOOM_INSTRUCTION_FORWARD:
-        return "forward";
-    case LOOM_INSTRUCTION_BACKWARD:
-        return "backward";
-    case LOOM_INSTRUCTION_BACKWARD_INPUT:
-        return "backward (inputs)";
-    case LOOM_INSTRUCTION_BACKWARD_WEIGHT:
-        return "backward (weights)";
-    case LOOM_INSTRUCTION_SEND_NEXT:
-    case LOOM_INSTRUCTION_SEND_PREVIOUS:
-        return "send";
-    default:
-        return "receive";
-    }
-}
-
+/* The operation before its microbatch: a note is cut off after LOOM__NOTE bytes. */
 void loom__pipeline_note(const loom__pipeline *p) {
     const loom_instruction *at = p->current;
     char text[LOOM__NOTE];
     if (p->stages > 1)
-        snprintf(text, sizeof text, "stage %d: %s of microbatch %lld, chunk %d", p->stage, verb_of(at->kind),
-            (long long)at->microbatch, (int)at->chunk);
+        snprintf(text, sizeof text, "stage %d: %s of microbatch %lld, chunk %d", p->stage,
+            loom_instruction_name(at->kind), (long long)at->microbatch, (int)at->chunk);
     else
-        snprintf(text, sizeof text, "%s of microbatch %lld", verb_of(at->kind), (long long)at->microbatch);
+        snprintf(
+            text, sizeof text, "%s of microbatch %lld", loom_instruction_name(at->kind), (long long)at->microbatch);
     loom_rank_note(p->rank, text);
 }
 
 static loom_status say_where(const loom__pipeline *p, const loom_instruction *at, loom_status status) {
     if (!status || status == LOOM_ERR_ABORTED || status == LOOM_END || p->stages == 1)
         return status;
-    return loom_fail_context(status, "stage %d, %s of microbatch %lld, chunk %d: ", p->stage, verb_of(at->kind),
-        (long long)at->microbatch, (int)at->chunk);
+    return loom_fail_context(status, "stage %d, %s of microbatch %lld, chunk %d: ", p->stage,
+        loom_instruction_name(at->kind), (long long)at->microbatch, (int)at->chunk);
 }
 
 static void record(loom__pipeline *p, loom_instruction_kind kind, const loom_instruction *at, uint64_t start) {
@@ -147,8 +130,8 @@ static void record(loom__pipeline *p, loom_instruction_kind kind, const loom_ins
 }
 
 static loom_status impossible(const loom_instruction *at, const char *why) {
-    return loom_fail(LOOM_ERR_STATE, "the schedule asks for the %s of microbatch %lld, chunk %d, %s", verb_of(at->kind),
-        (long long)at->microbatch, (int)at->chunk, why);
+    return loom_fail(LOOM_ERR_STATE, "the schedule asks for the %s of microbatch %lld, chunk %d, %s",
+        loom_instruction_name(at->kind), (long long)at->microbatch, (int)at->chunk, why);
 }
 
 static loom_status find_cell(loom__pipeline *p, const loom_instruction *at, cell **out) {
@@ -371,7 +354,8 @@ static loom_status carry_out(loom__pipeline *p, int64_t at) {
         work->sync(work->context, instruction->kind == LOOM_INSTRUCTION_SYNC_ON);
         return LOOM_OK;
     case LOOM_INSTRUCTION_GRAD_SYNC:
-        work->grad_sync(work->context, instruction->chunk);
+        if (work->grad_sync)
+            work->grad_sync(work->context, instruction->chunk);
         return LOOM_OK;
     case LOOM_INSTRUCTION_PARAM_SYNC:
         if (work->param_sync)

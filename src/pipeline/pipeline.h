@@ -35,9 +35,10 @@ typedef struct loom__pipeline_work {
         loom_tensor **output, loom_tensor **d_output);
     /* The last computation of the microbatch on this stage is over: its batch is not needed any more. */
     void (*finished)(void *context, int64_t microbatch);
-    void (*sync)(void *context, bool on);             /* SYNC_ON, SYNC_OFF */
-    void (*grad_sync)(void *context, int64_t chunk);  /* GRAD_SYNC */
-    void (*param_sync)(void *context, int64_t chunk); /* PARAM_SYNC; NULL: nothing is gathered */
+    void (*sync)(void *context, bool on); /* SYNC_ON, SYNC_OFF */
+    /* GRAD_SYNC and PARAM_SYNC, which schedules with align_sync have; NULL: nothing starts by them. */
+    void (*grad_sync)(void *context, int64_t chunk);
+    void (*param_sync)(void *context, int64_t chunk);
     /* loom_tape_options of the same names. */
     void (*parameter_ready)(void *context, loom_parameter *parameter);
     void *ready_context;

@@ -68,10 +68,10 @@ static void check_interleaved(loom__faults *faults, const loom_schedule_config *
     char legal[64];
     if (c->microbatches < c->stages) {
         loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "%" PRId64 " microbatches with virtual_pipeline_model_parallel_size %" PRId64
+            "%" PRId64 " microbatch%s with virtual_pipeline_model_parallel_size %" PRId64
             ": expected at least one for each of the %" PRId64 " pipeline stages; nearest legal %" PRId64
             " microbatches, or virtual_pipeline_model_parallel_size null",
-            c->microbatches, c->chunks, c->stages, c->stages);
+            c->microbatches, c->microbatches == 1 ? "" : "es", c->chunks, c->stages, c->stages);
     } else if (group < c->stages || group > c->microbatches) {
         nearest_groups(c->microbatches, c->stages, group, legal, sizeof legal);
         loom__faults_add(faults, LOOM_ERR_CONFIG,

@@ -29,8 +29,8 @@ typedef struct proof {
 static const char *const names[LOOM_INSTRUCTION_KINDS] = {
     [LOOM_INSTRUCTION_FORWARD] = "forward",
     [LOOM_INSTRUCTION_BACKWARD] = "backward",
-    [LOOM_INSTRUCTION_BACKWARD_INPUT] = "input half of the backward",
-    [LOOM_INSTRUCTION_BACKWARD_WEIGHT] = "weight half of the backward",
+    [LOOM_INSTRUCTION_BACKWARD_INPUT] = "backward (inputs)",
+    [LOOM_INSTRUCTION_BACKWARD_WEIGHT] = "backward (weights)",
     [LOOM_INSTRUCTION_SEND_NEXT] = "send to next",
     [LOOM_INSTRUCTION_SEND_PREVIOUS] = "send to previous",
     [LOOM_INSTRUCTION_RECEIVE_PREVIOUS] = "receive from previous",
@@ -61,11 +61,11 @@ static loom_status wrong(const proof *p, const char *why) {
 
 /* Where the model begins and ends nothing is exchanged. */
 static bool model_begins(const proof *p, int32_t chunk) {
-    return p->stage == 0 && chunk == 0;
+    return loom_schedule_model_begins(p->stage, chunk);
 }
 
 static bool model_ends(const proof *p, int32_t chunk) {
-    return p->stage == p->config->stages - 1 && chunk == p->chunks - 1;
+    return loom_schedule_model_ends(p->config->stages, p->chunks, p->stage, chunk);
 }
 
 /* The next accumulation of the chunk; its place among the others and the state of the reductions are what they must

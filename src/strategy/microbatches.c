@@ -114,11 +114,11 @@ static loom_status hand_out_kept_logits(const step_work *work) {
 /* ---- a forward ---- */
 
 static bool begins(const loom_parallel *parallel, int64_t chunk) {
-    return parallel->stage == 0 && chunk == 0;
+    return loom_schedule_model_begins(parallel->stage, chunk);
 }
 
 static bool ends(const loom_parallel *parallel, int64_t chunk) {
-    return parallel->stage == parallel->stages - 1 && chunk == parallel->chunk_count - 1;
+    return loom_schedule_model_ends(parallel->stages, parallel->chunk_count, parallel->stage, chunk);
 }
 
 static bool has_nonfinite(const loom_parallel *parallel, const loom_tensor *tensor) {
@@ -261,17 +261,12 @@ static void sync(void *context, bool on) {
         loom__ddp_expect_last(work->parallel->ddp, on);
 }
 
-static void grad_sync(void *context, int64_t chunk) {
-    const step_work *work = context;
-    if (work->parallel->ddp)
-        loom__ddp_chunk_complete(work->parallel->ddp, chunk);
-}
-
 /* ---- the step ---- */
 
 static bool same_schedule(const loom_schedule_config *a, const loom_schedule_config *b) {
     return a->stages == b->stages && a->chunks == b->chunks && a->microbatches == b->microbatches &&
-           a->group == b->group && a->kind == b->kind && a->forward_only == b->forward_only;
+           a->group == b->group && a->kind == b->kind && a->forward_only == b->forward_only &&
+           a->align_sync == b->align_sync;
 }
 
 static loom_status find_schedule(loom_parallel *parallel, const loom_step *step, loom__step_schedule **out) {
@@ -323,7 +318,6 @@ static loom_status execute(step_work *work) {
         .forward = forward,
         .finished = finished,
         .sync = sync,
-        .grad_sync = grad_sync,
         .parameter_ready = loom__ddp_parameter_ready,
         .ready_context = parallel->ddp,
     };

@@ -10,7 +10,7 @@
 
 /* How the model is cut over the fabric's stages, which the fabric cannot know before there is a model. */
 static loom_status take_split(loom_fabric *fabric, const loom_model_config *config) {
-    loom_stage_split split = loom__stage_split(&fabric->config, config);
+    loom_stage_split split = loom_stage_split_of(&fabric->config, config);
     /* A model without layers is refused where its fields are. */
     if (split.layers > 0)
         LOOM_TRY(loom__stage_split_check(&split));

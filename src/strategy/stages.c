@@ -21,7 +21,7 @@ static loom_status check_module(const loom_parallel *parallel) {
 
 static loom_status find_chunks(loom_parallel *parallel, loom_stage **out) {
     LOOM_TRY(check_module(parallel));
-    loom_stage_split split = loom__stage_split(&parallel->fabric->config, loom_parallel_model_config(parallel));
+    loom_stage_split split = loom_stage_split_of(&parallel->fabric->config, loom_parallel_model_config(parallel));
     int64_t stages = parallel->stages, chunks = 0;
     LOOM_TRY(loom_stage_split_chunks(&split, &chunks));
     loom_stage *all = calloc((size_t)(chunks * stages), sizeof *all);

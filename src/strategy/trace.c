@@ -113,30 +113,23 @@ static loom_status gather(
     return LOOM_OK;
 }
 
-static loom_status open_file(const char *directory, const char *name, FILE **file) {
+typedef loom_status (*writer)(FILE *out, const loom_timeline *timeline);
+
+static loom_status put_trace(FILE *out, const loom_timeline *timeline) {
+    return loom_timeline_write_trace(out, timeline, 1e-3);
+}
+
+static loom_status write_file(const char *directory, const char *name, writer put, const loom_timeline *timeline) {
     char path[PATH_BYTES];
     if (snprintf(path, sizeof path, "%s/%s", directory, name) >= (int)sizeof path)
         return loom_fail(LOOM_ERR_ARGUMENT, "the path of %s is too long", name);
-    *file = fopen(path, "w");
-    return *file ? LOOM_OK : loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
-}
-
-static loom_status close_file(const char *directory, const char *name, FILE *file, loom_status status) {
+    FILE *file = fopen(path, "w");
+    if (!file)
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    loom_status status = put(file, timeline);
     if (fclose(file) != 0 && !status)
-        return loom_fail(LOOM_ERR_IO, "%s/%s: cannot be written: %m", directory, name);
-    return status;
-}
-
-static loom_status write_trace(const char *directory, const loom_timeline *timeline) {
-    FILE *file = NULL;
-    LOOM_TRY(open_file(directory, "trace.json", &file));
-    return close_file(directory, "trace.json", file, loom_timeline_write_trace(file, timeline, 1e-3));
-}
-
-static loom_status write_picture(const char *directory, const loom_timeline *timeline) {
-    FILE *file = NULL;
-    LOOM_TRY(open_file(directory, "timeline.svg", &file));
-    return close_file(directory, "timeline.svg", file, loom_timeline_write_svg(file, timeline));
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    return status ? loom_fail_context(status, "%s: ", path) : LOOM_OK;
 }
 
 /* The bubble that the schedule has by itself, when every computation takes what its kind takes on average in its chunk
@@ -184,12 +177,13 @@ static loom_status write_files(const loom_parallel *parallel, const char *direct
     const loom__trace_step *step, loom_schedule_event *shown, int64_t shown_count) {
     const loom__trace *trace = &parallel->trace;
     loom_rank *rank = parallel->fabric->rank;
-    LOOM_TRY(write_trace(directory, whole));
+    LOOM_TRY(write_file(directory, "trace.json", put_trace, whole));
     if (trace->record.dropped > 0)
         loom_rank_log(rank, LOOM_LOG_WARNING, "the trace is full: its last %lld events of rank 0 are not in it",
             (long long)trace->record.dropped);
     if (shown_count == 0)
         return LOOM_OK;
+    const char *plural = parallel->stages == 1 ? "" : "s";
     char title[160];
     double begin = shown[0].start;
     for (int64_t i = 0; i < shown_count; i++)
@@ -198,18 +192,18 @@ static loom_status write_files(const loom_parallel *parallel, const char *direct
         shown[i].start -= begin;
         shown[i].end -= begin;
     }
-    snprintf(title, sizeof title, "Step %lld, measured: %lld microbatches on %lld stages", (long long)step->number,
-        (long long)step->microbatches, (long long)parallel->stages);
+    snprintf(title, sizeof title, "Step %lld, measured: %lld microbatch%s on %lld stage%s", (long long)step->number,
+        (long long)step->microbatches, step->microbatches == 1 ? "" : "es", (long long)parallel->stages, plural);
     whole->title = title;
     whole->events = shown;
     whole->event_count = shown_count;
-    LOOM_TRY(write_picture(directory, whole));
+    LOOM_TRY(write_file(directory, "timeline.svg", loom_timeline_write_svg, whole));
     double expected;
     LOOM_TRY(simulate(parallel, step->microbatches, shown, shown_count, &expected));
     loom_rank_log(rank, LOOM_LOG_INFO,
-        "bubble of step %lld: %.1f %% of the time of %lld stages, %.1f %% by the schedule with the mean time of each "
+        "bubble of step %lld: %.1f %% of the time of %lld stage%s, %.1f %% by the schedule with the mean time of each "
         "stage's computations; %s/timeline.svg",
-        (long long)step->number, 100 * loom_timeline_bubble(whole), (long long)parallel->stages, 100 * expected,
+        (long long)step->number, 100 * loom_timeline_bubble(whole), (long long)parallel->stages, plural, 100 * expected,
         directory);
     return LOOM_OK;
 }

@@ -325,45 +325,6 @@ static void a_parameter_that_is_ready_twice_in_the_last_backward_is_an_error(voi
         fail_msg("%s", loom_error_message());
 }
 
-/* The last parameters are chunk 1, whose buckets come first; one of them is never used. */
-static loom_status complete_chunk(loom_rank *rank, void *argument) {
-    (void)argument;
-    test_parameters set;
-    loom__ddp *ddp = NULL;
-    loom_comm *world = loom_rank_world(rank);
-    const loom__ddp_options options = options_of(7);
-    int64_t split = COUNT / 2;
-    test_parameters_create(&set, counts, COUNT, 3.0f);
-    for (int64_t i = split; i < COUNT; i++)
-        set.list[i]->chunk = 1;
-    LOOM_TRY(loom__ddp_create(rank, &options, set.list, COUNT, world, &ddp));
-    const loom__ddp_view *view = loom__ddp_view_of(ddp);
-    CHECK(view->buckets[0].places == COUNT - split, "chunk 1 has %lld parameters in its bucket",
-        (long long)view->buckets[0].places);
-    loom__ddp_expect_last(ddp, true);
-    for (int64_t i = 1; i < COUNT; i++) {
-        contribute(set.list[i], loom_rank_index(rank), i, 0);
-        if (i != split)
-            loom__ddp_parameter_ready(ddp, set.list[i]);
-    }
-    loom__ddp_chunk_complete(ddp, 1);
-    LOOM_TRY(loom_barrier(world));
-    loom__ddp_chunk_complete(ddp, 0);
-    LOOM_TRY(loom_barrier(world));
-    loom__ddp_parameter_ready(ddp, set.list[0]);
-    CHECK(loom__ddp_finish(ddp) == LOOM_ERR_STATE && strstr(loom_error_message(), "p0 became ready twice"),
-        "a parameter of a complete chunk may become ready: %s", loom_error_message());
-    loom__ddp_destroy(ddp);
-    test_parameters_destroy(&set);
-    return LOOM_OK;
-}
-
-static void a_complete_chunk_is_ready_with_what_nobody_used(void **state) {
-    (void)state;
-    if (loom_run_local(2, complete_chunk, NULL, NULL))
-        fail_msg("%s", loom_error_message());
-}
-
 static loom_status leave_early(loom_rank *rank, void *argument) {
     (void)argument;
     if (loom_rank_index(rank) == 1)
@@ -466,7 +427,6 @@ int main(void) {
         cmocka_unit_test(lists_that_cannot_be_are_refused_and_an_empty_one_works),
         cmocka_unit_test(a_nan_on_one_rank_is_named_on_all),
         cmocka_unit_test(a_parameter_that_is_ready_twice_in_the_last_backward_is_an_error),
-        cmocka_unit_test(a_complete_chunk_is_ready_with_what_nobody_used),
         cmocka_unit_test(a_rank_that_leaves_ends_the_reduction_of_the_others),
         cmocka_unit_test(gradients_of_a_tape_are_reduced_while_it_is_walked),
     };

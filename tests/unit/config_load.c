@@ -387,7 +387,7 @@ TEST(every_size_of_a_rampup_is_checked_before_the_run) {
     config->strategy.virtual_pipeline_model_parallel_size = 2;
     assert_true(loom_run_config_check(config, 4) != LOOM_OK);
     assert_non_null(strstr(
-        loom_error_message(), "data.rampup_batch_size: [4, 4, 48] passes through batch size 4: 1 microbatches with"));
+        loom_error_message(), "data.rampup_batch_size: [4, 4, 48] passes through batch size 4: 1 microbatch with"));
     loom_run_config_destroy(config);
 }
 

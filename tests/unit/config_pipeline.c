@@ -92,7 +92,7 @@ TEST(microbatches_that_make_no_schedule_are_refused_with_the_nearest_that_do) {
         "microbatches of a step; nearest legal 8 (batch size 16, data.micro_batch_size 2, 1 data-parallel rank)");
     /* No batch size means one microbatch. */
     expect(WITH(PP(2), VP(2), "data.global_batch_size=null"), 2, LOOM_ERR_CONFIG,
-        "1 microbatches with virtual_pipeline_model_parallel_size 2: expected at least one for each of the 2 pipeline "
+        "1 microbatch with virtual_pipeline_model_parallel_size 2: expected at least one for each of the 2 pipeline "
         "stages; nearest legal 2 microbatches, or virtual_pipeline_model_parallel_size null (batch size 2, "
         "data.micro_batch_size 2, 1 data-parallel rank)");
     /* Chunks that only the layout names. */
@@ -119,7 +119,7 @@ TEST(a_ramp_up_that_passes_through_an_illegal_size_is_refused_with_the_size) {
     (void)state;
     const char *const interleaved[OVERRIDES_MAX] = {PP(2), VP(2)};
     expect_ramp_up(interleaved, (const int64_t[]){4, 4, 48}, 4,
-        "data.rampup_batch_size: [4, 4, 48] passes through batch size 4: 1 microbatches with "
+        "data.rampup_batch_size: [4, 4, 48] passes through batch size 4: 1 microbatch with "
         "virtual_pipeline_model_parallel_size 2: expected at least one for each of the 2 pipeline stages");
     /* 8, 12: the second gives 3 microbatches. */
     expect_ramp_up(interleaved, (const int64_t[]){8, 4, 48}, 4, "passes through batch size 12: ");
@@ -154,6 +154,26 @@ TEST(a_strategy_made_in_code_is_checked_in_the_same_words) {
     assert_int_equal(loom_megatron_strategy_config_check(&strategy), LOOM_OK);
     strategy.microbatch_group_size_per_vp_stage = 1;
     assert_int_equal(loom_megatron_strategy_config_check(&strategy), LOOM_ERR_CONFIG);
+}
+
+/* Null is kept as 0, and a 0 that is written is not it. */
+TEST(a_written_zero_is_no_null) {
+    (void)state;
+    static const char *const fields[] = {"strategy.virtual_pipeline_model_parallel_size",
+        "strategy.microbatch_group_size_per_vp_stage", "steps", "strategy.bucket_cap_mb"};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        char override[96], text[160];
+        const char *const overrides[] = {override};
+        loom_run_config *config = NULL;
+        snprintf(override, sizeof override, "%s=0", fields[i]);
+        snprintf(text, sizeof text, "%s: found 0, expected a", fields[i]);
+        assert_int_equal(loom_run_config_load(NULL, overrides, 1, &config), LOOM_ERR_CONFIG);
+        assert_non_null(strstr(loom_error_message(), text));
+        assert_non_null(strstr(loom_error_message(), "or null"));
+        snprintf(override, sizeof override, "%s=null", fields[i]);
+        assert_int_equal(loom_run_config_load(NULL, overrides, 1, &config), LOOM_OK);
+        loom_run_config_destroy(config);
+    }
 }
 
 TEST(an_uneven_split_has_the_parameters_of_the_model) {
@@ -200,6 +220,7 @@ int main(void) {
         cmocka_unit_test(microbatches_that_make_no_schedule_are_refused_with_the_nearest_that_do),
         cmocka_unit_test(a_ramp_up_that_passes_through_an_illegal_size_is_refused_with_the_size),
         cmocka_unit_test(a_strategy_made_in_code_is_checked_in_the_same_words),
+        cmocka_unit_test(a_written_zero_is_no_null),
         cmocka_unit_test(an_uneven_split_has_the_parameters_of_the_model),
         cmocka_unit_test(all_faults_of_a_pipeline_are_named_at_once),
     };

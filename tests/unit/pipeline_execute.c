@@ -335,7 +335,7 @@ static void lists_that_cannot_be_carried_out_are_named_and_end_the_run(void **st
         {swap_first_backward, 2, "the backward of microbatch 0, chunk 0, which has no forward that waits for it"},
         {drop_a_receive, 2, "the backward of microbatch 0, chunk 0, whose message it has not received"},
         {repeat_a_forward, 2, "the forward of microbatch 0, chunk 0, a second time"},
-        {send_early, 2, "the send of microbatch 0, chunk 0, which has nothing to send"},
+        {send_early, 2, "the send to next of microbatch 0, chunk 0, which has nothing to send"},
         {name_a_microbatch_that_is_not, 2, "the forward of microbatch 99, chunk 0, which the step does not have"},
         {name_a_kind_that_is_not, 1, "instruction 0 of the schedule has kind"},
         {leave_the_last_backward_out, 1, "ends with 1 of the 1 chunks of microbatch 3 undone"},

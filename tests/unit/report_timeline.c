@@ -72,7 +72,7 @@ static void the_picture_has_every_computation_in_its_place(void **state) {
     (void)state;
     char *text = written(loom_timeline_write_svg, &example, LOOM_OK);
     assert_int_equal(count(text, "<title>"), 4);
-    assert_non_null(strstr(text, "<title>stage 1: input half of the backward of microbatch 3, chunk 1</title>"));
+    assert_non_null(strstr(text, "<title>stage 1: backward (inputs) of microbatch 3, chunk 1</title>"));
     assert_non_null(strstr(text, "one &lt; two &amp; \"three\""));
     assert_non_null(strstr(text, "prefers-color-scheme:dark"));
     assert_non_null(strstr(text, ">70.0 %</text>"));
@@ -91,7 +91,7 @@ static void the_picture_has_every_computation_in_its_place(void **state) {
     double left = number_of(band, "x"), width = number_of(band, "width");
     cell = strstr(cell, "<rect");
     assert_true(fabs(number_of(cell, "x") - left) < 0.02 && fabs(number_of(cell, "width") - width / 10.0) < 0.02);
-    cell = strstr(text, "weight half of the backward");
+    cell = strstr(text, "backward (weights)");
     assert_non_null(cell);
     cell = strstr(cell, "<rect");
     assert_true(fabs(number_of(cell, "x") - left - width * 0.8) < 0.02);
