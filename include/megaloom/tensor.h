@@ -188,6 +188,9 @@ LOOM_API loom_status loom_activate(
  * [b], copied. position_offset: global position of local row 0. */
 LOOM_API loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_parameter *bias, loom_tensor *residual,
     const loom_dropout *dropout, const int64_t *sample, int64_t position_offset, loom_tensor **output);
+/* x in another dtype: F32 to BF16 or F16, rounded to nearest even, or back, exactly. In x's own dtype the output is x
+ * itself, retained. The gradient comes back in the dtype of x. */
+LOOM_API loom_status loom_cast(loom_tape *tape, loom_tensor *x, loom_dtype dtype, loom_tensor **output);
 /* x + y, of one shape. */
 LOOM_API loom_status loom_add(loom_tape *tape, loom_tensor *x, loom_tensor *y, loom_tensor **output);
 

@@ -269,6 +269,45 @@ static void operations_round_what_they_give_in_fp32(void **state) {
     must_run(compare_all, NULL);
 }
 
+/* ---- between dtypes ---- */
+
+/* y = 3 x in fp32, x and the gradients that reach it in 16 bits. */
+static loom_status there_and_back(loom_rank *rank, void *argument) {
+    (void)argument;
+    for (int d = 0; d < DTYPES; d++) {
+        loom_tape *tape;
+        loom_tensor *x, *wide, *scaled, *y, *same, *d_y;
+        LOOM_TRY(loom_tape_create(rank, &(loom_tape_options){.record = true}, &tape));
+        LOOM_TRY(make_rounded(rank, dtypes[d], dtypes[d], H, 1, 0, &x));
+        LOOM_TRY(make_rounded(rank, dtypes[d], dtypes[d], H, 2, 0, &d_y));
+        LOOM_TRY(loom_tape_leaf(tape, x));
+        LOOM_TRY(loom_cast(tape, x, LOOM_F32, &wide));
+        LOOM_TRY(loom_scale(tape, wide, 3, &scaled));
+        LOOM_TRY(loom_cast(tape, scaled, dtypes[d], &y));
+        LOOM_TRY(loom_cast(tape, y, dtypes[d], &same));
+        CHECK(same == y, "a cast to the same dtype made something new");
+        LOOM_TRY(loom_tape_backward(tape, y, d_y));
+        const loom_tensor *d_x = loom_tape_gradient(tape, x);
+        CHECK(y->dtype == dtypes[d] && d_x && d_x->dtype == dtypes[d], "a result has another dtype");
+        for (int64_t i = 0; i < S * B * H; i++) {
+            uint16_t from = ((uint16_t *)x->data)[i], d_from = ((uint16_t *)d_y->data)[i];
+            CHECK(((uint16_t *)y->data)[i] == rounded(dtypes[d], 3 * widened(dtypes[d], from)), "y is another number");
+            CHECK(((uint16_t *)d_x->data)[i] == rounded(dtypes[d], 3 * widened(dtypes[d], d_from)),
+                "d_x is another number");
+        }
+        loom_tensor *const all[] = {x, wide, scaled, y, same, d_y};
+        for (int i = 0; i < 6; i++)
+            loom_tensor_release(all[i]);
+        loom_tape_destroy(tape);
+    }
+    return LOOM_OK;
+}
+
+static void casts_round_on_the_way_there_and_take_gradients_back(void **state) {
+    (void)state;
+    must_run(there_and_back, NULL);
+}
+
 /* ---- refusals ---- */
 
 static loom_status expect(loom_status status, loom_status wanted, const char *first, const char *second) {
@@ -300,6 +339,8 @@ static loom_status mixtures(loom_rank *rank, void *argument) {
         "expected one dtype"));
     LOOM_TRY(expect(
         loom_scale(tape, f64, 2, &y), LOOM_ERR_UNSUPPORTED, "not supported yet: scale of F64", "F32, BF16, F16"));
+    LOOM_TRY(expect(loom_cast(tape, x, LOOM_F16, &y), LOOM_ERR_UNSUPPORTED, "cast of BF16 to F16", "F32"));
+    LOOM_TRY(expect(loom_cast(tape, x, LOOM_I64, &y), LOOM_ERR_UNSUPPORTED, "cast of I64", "F32, BF16, F16"));
     LOOM_TRY(loom_tape_leaf(tape, x));
     LOOM_TRY(loom_scale(tape, x, 2, &y));
     LOOM_TRY(expect(loom_tape_backward(tape, y, wide), LOOM_ERR_ARGUMENT, "gradient given is kept in F32", "BF16"));
@@ -361,6 +402,7 @@ static void an_overflow_of_fp16_is_found_where_it_happens(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operations_round_what_they_give_in_fp32),
+        cmocka_unit_test(casts_round_on_the_way_there_and_take_gradients_back),
         cmocka_unit_test(mixtures_of_dtypes_are_refused_by_name),
         cmocka_unit_test(kernels_without_16_bit_tables_refuse_such_tensors),
         cmocka_unit_test(an_overflow_of_fp16_is_found_where_it_happens),
