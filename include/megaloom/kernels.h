@@ -294,10 +294,11 @@ typedef struct loom_kernels {
 
 /* The reference table: plain C loops. */
 LOOM_API const loom_kernels *loom_kernels_reference(void);
-/* The best table for this machine: avx512 (F, BW, DQ, VL), else avx2 (with FMA), else "portable": the reference loops
- * with the BLAS library's matrix product. All but gemm gives the same bits in avx2 and avx512 (but for the payload of a
- * NaN). The product of bf16 is the library's own in avx512 where the processor multiplies bf16; everywhere else, and of
- * fp16, panels are widened into scratch for the fp32 product. The environment is not read; see loom_kernels_find. */
+/* The best table for this machine: avx512 (F, BW, DQ, VL), else avx2 (with FMA and F16C), else "portable": the
+ * reference loops with the BLAS library's matrix product. All but gemm gives the same bits in avx2 and avx512 (but for
+ * the payload of a NaN). In avx512 the product of bf16 is oneDNN's own where it uses bf16 instructions, which take
+ * subnormal numbers for zero; in the other tables, and of fp16, panels are widened into scratch for the fp32 product.
+ * We read no environment; see loom_kernels_find. */
 LOOM_API const loom_kernels *loom_kernels_fast(void);
 /* A table by name ("reference", "portable", "avx2", "avx512", "fast"), or NULL when this machine or build has none of
  * that name. */

@@ -35,10 +35,18 @@ static const loom_kernels portable = {.name = "portable",
     REFERENCE_ENTRIES};
 
 #if defined(MEGALOOM_KERNELS_X86)
+#include <cpuid.h>
+
 extern const loom_kernels loom__avx2_kernels, loom__avx512_kernels;
 
+/* Not every compiler's __builtin_cpu_supports knows it by name. */
+static bool has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+
 static bool has_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 static bool has_avx512(void) {
