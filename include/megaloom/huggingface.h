@@ -24,11 +24,11 @@ LOOM_API loom_hf_save_options loom_hf_save_options_default(void);
 
 /* Writes the parameters of a module of loom_gpt_create, of all pipeline stages. The same bytes on every layout: whole
  * tensors without the vocabulary's padding rows, a tied head once, in the order of the model. Everything goes to
- * "DIRECTORY.tmp", which takes the place of DIRECTORY at the end, where it stays should that fail. What is there already
- * is replaced only when it is an empty directory or one that this function wrote and nobody has put other files into; it
- * stands at "DIRECTORY.old" meanwhile. Nothing else may be at these two names. Tensor rank 0 of data-parallel rank 0 of
- * the first stage writes, one tensor at a time, so that each rank holds the largest parameter once and the writer twice.
- * options NULL = the defaults. Collective over the world; all ranks fail together.
+ * "DIRECTORY.tmp", which takes the place of DIRECTORY at the end, where it stays should that fail. What is there
+ * already is replaced only when it is an empty directory or one that this function wrote and nobody has put other files
+ * into; it stands at "DIRECTORY.old" meanwhile. Nothing else may be at these two names. Tensor rank 0 of data-parallel
+ * rank 0 of the first stage writes, one tensor at a time, so that each rank holds the largest parameter once and the
+ * writer twice. options NULL = the defaults. Collective over the world; all ranks fail together.
  *
  * Errors: LOOM_ERR_ARGUMENT (the options; what is at DIRECTORY or beside it; a tokenizer with more tokens than the
  * model has rows), those of loom_tokenizer_open, LOOM_ERR_UNSUPPORTED (what a Hugging Face model of this architecture
