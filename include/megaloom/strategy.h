@@ -58,7 +58,8 @@ typedef struct loom_cluster_environment {
 /* The ranks as loom_run_local or loom_run_mpi made them. */
 LOOM_API const loom_cluster_environment *loom_cluster_environment_rank(void);
 
-/* Precision: what is converted where. Each function may be NULL (nothing to do). */
+/* Precision: what is converted where. Each function may be NULL (nothing to do). Without one in the strategy's
+ * configuration a fabric makes it of its loom_precision_config: 32, bf16-mixed or 16-mixed. */
 typedef struct loom_precision_plugin {
     const char *name; /* "32" */
     void *context;
@@ -68,7 +69,12 @@ typedef struct loom_precision_plugin {
     /* The precision's hook in setup_optimizer. */
     loom_status (*setup_optimizer)(void *context, loom_optimizer *optimizer);
     loom_status (*convert_input)(void *context, const loom_batch *batch); /* first stage only */
-    loom_status (*convert_output)(void *context, loom_tensor *output);    /* last stage only */
+    /* Last stage only: *output, token losses [s, b], becomes F32 (loom_cast), whose reference the caller has. */
+    loom_status (*convert_output)(void *context, loom_tape *tape, loom_tensor **output);
+    /* F32, BF16 or F16: in which the module's parameters are kept once it is set up, rounded to nearest even; their
+     * activations have the same dtype. Training keeps fp32 masters of 16-bit parameters beside them, sharded under a
+     * distributed optimizer: those are updated, and the parameters rounded from them. */
+    loom_dtype params_dtype;
 } loom_precision_plugin;
 LOOM_API const loom_precision_plugin *loom_precision_plugin_fp32(void);
 

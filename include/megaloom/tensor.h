@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-enum { LOOM_MAX_DIMS = 4, LOOM_MAX_INPUTS = 4, LOOM_MAX_SAVED = 6 };
+enum { LOOM_MAX_DIMS = 4, LOOM_MAX_INPUTS = 4, LOOM_MAX_SAVED = 6, LOOM_NONFINITE_BYTES = 256 };
 
 typedef struct loom_tape loom_tape;
 typedef struct loom_node loom_node;
@@ -119,6 +119,9 @@ typedef struct loom_tape_options {
     void (*parameter_ready)(void *context, loom_parameter *parameter);
     void *context;
     bool check_finite; /* every output is checked; the first NaN or infinity is an error naming operation and scope */
+    /* Not NULL (LOOM_NONFINITE_BYTES bytes, empty at first): the message goes there instead, and the forward goes on,
+     * as it must where other ranks wait in its collectives. */
+    char *nonfinite;
 } loom_tape_options;
 
 /* An empty tape on the rank; options are copied. Not collective; loom_tape_destroy. */

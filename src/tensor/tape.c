@@ -125,10 +125,18 @@ static loom_status check_output(const loom_tape *tape, const loom_op *op, loom_t
     LOOM_TRY(loom_tensor_ready(output));
     loom_team *team = loom_rank_team(tape->rank);
     int64_t count = loom_tensor_count(output);
-    if (narrow ? narrow->has_nonfinite(team, count, output->data)
-               : loom_rank_kernels(tape->rank)->has_nonfinite(team, count, output->data))
-        return loom_fail(LOOM_ERR_NUMERIC, "the output of %s in %s has a NaN or an infinity (rank %d)", op->name,
-            tape->scope[0] ? tape->scope : "the model", loom_rank_index(tape->rank));
+    if (!(narrow ? narrow->has_nonfinite(team, count, output->data)
+                 : loom_rank_kernels(tape->rank)->has_nonfinite(team, count, output->data)))
+        return LOOM_OK;
+    const char *scope = tape->scope[0] ? tape->scope : "the model";
+    int rank = loom_rank_index(tape->rank);
+    char *note = tape->options.nonfinite;
+    if (!note)
+        return loom_fail(
+            LOOM_ERR_NUMERIC, "the output of %s in %s has a NaN or an infinity (rank %d)", op->name, scope, rank);
+    if (!note[0])
+        snprintf(note, LOOM_NONFINITE_BYTES, "the output of %s in %s has a NaN or an infinity (rank %d)", op->name,
+            scope, rank);
     return LOOM_OK;
 }
 

@@ -274,7 +274,8 @@ static loom_status hook_input(void *context, const loom_batch *batch) {
     (void)batch;
     return hook(context, 'i');
 }
-static loom_status hook_output(void *context, loom_tensor *output) {
+static loom_status hook_output(void *context, loom_tape *tape, loom_tensor **output) {
+    (void)tape;
     (void)output;
     return hook(context, 'u');
 }
@@ -282,8 +283,8 @@ static loom_status hook_output(void *context, loom_tensor *output) {
 static loom_status use_precision(loom_rank *rank, void *argument) {
     const char fails = *(const char *)argument;
     hook_log log = {.fails = fails == 'i' || loom_rank_index(rank) == 0 ? fails : 0};
-    loom_precision_plugin plugin = {
-        "own", &log, hook_config, hook_module, hook_optimizer_config, hook_optimizer, hook_input, hook_output};
+    loom_precision_plugin plugin = {"own", &log, hook_config, hook_module, hook_optimizer_config, hook_optimizer,
+        hook_input, hook_output, LOOM_F32};
     loom_megatron_strategy_config config = defaults(2);
     loom_optimizer_outcome outcome;
     small_run run;
