@@ -6,17 +6,29 @@
 #include <math.h>
 #include <stdio.h>
 
+enum { NOTE = 1024 };
+
+/* Everybody gets the text of the last member that has one: a backward begins on the last stage. */
+static loom_status share_note(loom_comm *group, char note[NOTE]) {
+    int64_t place = note[0] ? loom_comm_rank(group) : -1;
+    LOOM_TRY(loom_all_reduce(group, &place, &place, 1, LOOM_I64, LOOM_MAX));
+    return place < 0 ? LOOM_OK : loom_broadcast(group, note, NOTE, LOOM_U8, (int)place);
+}
+
 /* A status that is bad, whose message is where a gradient of the model is not finite: as its rank noted it before the
  * reduction, which spreads it over the data-parallel group, else behind it. All ranks that hold the model and its
  * copies are here: they have the same numbers. */
 static loom_status find_nonfinite(loom_optimizer *optimizer, const char *why) {
-    const char *note = loom__ddp_nonfinite(optimizer->ddp);
+    const char *own = loom__ddp_nonfinite(optimizer->ddp);
     const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
+    char note[NOTE] = "";
+    snprintf(note, sizeof note, "%s", own ? own : "");
     if (optimizer->has_scaler) {
-        loom_status noted = note ? loom_fail(LOOM_ERR_NUMERIC, "%s%s", why, note) : LOOM_OK;
-        noted = loom_agree(view->dp, noted);
-        LOOM_TRY(loom_agree(optimizer->model_parallel, noted));
+        LOOM_TRY(share_note(view->dp, note));
+        LOOM_TRY(share_note(optimizer->model_parallel, note));
     }
+    if (note[0])
+        return loom_fail(LOOM_ERR_NUMERIC, "%s%s", why, note);
     LOOM_TRY(loom_agree(optimizer->model_parallel, loom__norm_blame(optimizer->rank, view, why)));
     return loom_fail(
         LOOM_ERR_INTERNAL, "%sno rank finds the gradient (rank %d)", why, loom_rank_index(optimizer->rank));
