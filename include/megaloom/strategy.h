@@ -198,8 +198,11 @@ LOOM_API loom_status loom_fabric_module_to_device(loom_fabric *fabric, loom_para
 LOOM_API void loom_parallel_set_loss_reduction(loom_parallel *parallel, const loom_loss_reduction *reduction);
 /* The model's configuration with all derived values; NULL for a module without one. Not collective. */
 LOOM_API const loom_model_config *loom_parallel_model_config(const loom_parallel *parallel);
-/* This rank's parameters; their values are whole. Under a distributed optimizer collective over the data-parallel
- * group, and after a training step `grad` is reduced only where this rank updates: see loom_parallel_gather_gradients.
+/* In which the parameters are kept, as the precision has it: F32, BF16 or F16. Not collective. */
+LOOM_API loom_dtype loom_parallel_dtype(const loom_parallel *parallel);
+/* This rank's parameters; their values are whole (loom_parameter_values: in the parameter's dtype). Under a distributed
+ * optimizer collective over the data-parallel group, and after a training step `grad` is reduced only where this rank
+ * updates: see loom_parallel_gather_gradients.
  */
 LOOM_API loom_status loom_parallel_parameters(
     loom_parallel *parallel, loom_parameter *const **parameters, int64_t *count);

@@ -100,7 +100,7 @@ static loom_status check_finite(const loom__ddp *ddp, int64_t index) {
         return LOOM_OK;
     if (ddp->bad_microbatch >= 0)
         snprintf(since, sizeof since, "since microbatch %lld, ", (long long)ddp->bad_microbatch);
-    else
+    else if (ddp->options.microbatches_noted)
         snprintf(since, sizeof since, "in the last microbatch, ");
     for (int64_t place = bucket->first_place; place < bucket->first_place + bucket->places; place++)
         if (kernels->has_nonfinite(team, ddp->view.places[place].count, ddp->parameters[place]->grad))

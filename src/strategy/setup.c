@@ -79,6 +79,7 @@ static loom__ddp_options megatron_options(const loom_parallel *parallel) {
         .grad_reduce_in_fp32 = config->grad_reduce_in_fp32,
         .average_in_collective = config->average_in_collective,
         .check_for_nan_in_grad = config->check_for_nan_in_grad,
+        .microbatches_noted = true,
         .note_nonfinite = fabric->precision.has_scaler,
         .disable_bucketing = parallel->stage > 0,
         .use_distributed_optimizer = sharded,
@@ -332,6 +333,10 @@ void loom_parallel_set_loss_reduction(loom_parallel *parallel, const loom_loss_r
 
 const loom_model_config *loom_parallel_model_config(const loom_parallel *parallel) {
     return parallel->module->config ? parallel->module->config(parallel->module->context) : NULL;
+}
+
+loom_dtype loom_parallel_dtype(const loom_parallel *parallel) {
+    return parallel->fabric->precision_plugin->params_dtype;
 }
 
 loom_status loom_parallel_parameters(loom_parallel *parallel, loom_parameter *const **parameters, int64_t *count) {

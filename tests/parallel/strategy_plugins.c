@@ -596,8 +596,9 @@ static loom_status refuse(loom_rank *rank, void *argument) {
     config.checkpoint_io = (const struct loom_checkpoint_io *)(void *)&something;
     LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_UNSUPPORTED, "strategy.checkpoint_io"));
     config = defaults(1);
-    precision.precision = "bf16-mixed";
-    LOOM_TRY(refused(rank, &config, &precision, LOOM_ERR_UNSUPPORTED, "not supported yet"));
+    precision.fp8 = "hybrid";
+    LOOM_TRY(refused(rank, &config, &precision, LOOM_ERR_UNSUPPORTED, "precision.fp8=hybrid"));
+    precision.fp8 = NULL;
     precision.precision = "33";
     LOOM_TRY(refused(rank, &config, &precision, LOOM_ERR_CONFIG, "33"));
     config.sequence_parallel = true;
