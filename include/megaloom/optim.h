@@ -76,6 +76,11 @@ typedef struct loom_optimizer_outcome {
  * NULL. */
 LOOM_API loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcome *outcome);
 
+/* Somebody has changed the values of parameters of 16 bits, by loading them for example: the fp32 masters become these
+ * values, which the next update would else replace by those of the masters. Nothing to do for F32. Not collective; on
+ * every rank. */
+LOOM_API void loom_optimizer_reload_model_params(loom_optimizer *optimizer);
+
 /* Parameters of this rank that share all values. */
 typedef struct loom_optimizer_group {
     int64_t parameters;

@@ -76,6 +76,16 @@ static void round_weights(const loom_optimizer *optimizer, const loom__ddp_view 
             ->narrow(loom_rank_team(optimizer->rank), at->count, view->master + at->state, view->data16 + at->start);
 }
 
+void loom_optimizer_reload_model_params(loom_optimizer *optimizer) {
+    const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
+    const loom_kernels *kernels = loom_rank_kernels(optimizer->rank);
+    for (int64_t place = 0; view->master && place < view->place_count; place++) {
+        const loom__ddp_part *at = &view->parts[place];
+        (view->dtype == LOOM_BF16 ? kernels->bf16 : kernels->f16)
+            ->widen(loom_rank_team(optimizer->rank), at->count, view->data16 + at->start, view->master + at->state);
+    }
+}
+
 static void update_adam(loom_optimizer *optimizer, const loom_optimizer_group *groups, float grad_scale) {
     const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
     const loom_optimizer_config *config = &optimizer->config;

@@ -163,6 +163,46 @@ static void weights_are_their_masters_rounded(void **state) {
     must_run(2, look_at_masters, &c);
 }
 
+static loom_status load_fives(loom_rank *rank, void *argument) {
+    const bool *reload = argument;
+    pipe_case c = {.ranks = 2, .precision = "bf16-mixed", .sharded = true}, filled = pipe_filled(&c);
+    loom_megatron_strategy_config strategy = pipe_strategy(&filled);
+    loom_precision_config precision = pipe_precision(&filled);
+    loom_model_config model = pipe_model(&filled);
+    loom_optimizer_config optim = loom_optimizer_config_default();
+    small_run run = {0};
+    loom_module *module;
+    double loss;
+    optim.lr = 1e-9;
+    LOOM_TRY(loom_fabric_create(rank, &strategy, &precision, &run.fabric));
+    LOOM_TRY(loom_fabric_launch(run.fabric));
+    LOOM_TRY(loom_gpt_create(run.fabric, &model, &module));
+    LOOM_TRY(loom_fabric_setup_module(run.fabric, module, &run.parallel));
+    LOOM_TRY(loom_fabric_setup_megatron_optimizer(run.fabric, run.parallel, &optim, NULL, &run.optimizer));
+    LOOM_TRY(small_data(&run, LOOM_TRAINING, filled.global, filled.micro, filled.global));
+    loom_parameter *bias = run.parallel->parameters[run.parallel->parameter_count - 1];
+    for (int64_t i = 0; i < loom_parameter_count(bias); i++)
+        bias->data16[i] = loom_f32_to_bf16(5);
+    if (*reload)
+        loom_optimizer_reload_model_params(run.optimizer);
+    LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
+    LOOM_TRY(loom_optimizer_step(run.optimizer, NULL));
+    LOOM_TRY(loom__ddp_wait_parameters(run.parallel->ddp));
+    for (int64_t i = 0; i < loom_parameter_count(bias); i++)
+        CHECK((loom_bf16_to_f32(bias->data16[i]) == 5) == *reload, "%s[%lld] is %g", bias->name, (long long)i,
+            loom_bf16_to_f32(bias->data16[i]));
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void masters_follow_values_that_are_loaded(void **state) {
+    bool reload = true;
+    (void)state;
+    must_run(2, load_fives, &reload);
+    reload = false;
+    must_run(2, load_fives, &reload);
+}
+
 /* ---- bytes ---- */
 
 typedef struct bytes {
@@ -414,6 +454,45 @@ static void a_bad_loss_ends_the_run_in_other_precisions(void **state) {
     }
 }
 
+/* Behind the forward of the second microbatch, when the gradient of the first is there. */
+static loom_status inject_later(void *context, loom_step *step) {
+    const loom_parallel *parallel = context;
+    for (int64_t i = 0; i < parallel->parameter_count && step->microbatch == 1; i++)
+        if (strcmp(parallel->parameters[i]->name, "decoder.layers.0.input_layernorm.weight") == 0)
+            parallel->parameters[i]->grad[0] = NAN;
+    return LOOM_OK;
+}
+
+static loom_status bad_gradient(loom_rank *rank, void *argument) {
+    const injection *job = argument;
+    pipe_case c = pipe_filled(&job->c);
+    small_run run;
+    double loss;
+    LOOM_TRY(pipe_start(rank, &c, &run));
+    LOOM_TRY(small_data(&run, LOOM_TRAINING, c.global, c.micro, c.global));
+    loom_callback callback = {.context = run.parallel, .event = {[LOOM_EVENT_MICROBATCH_END] = inject_later}};
+    if (loom_rank_index(rank) == job->victim)
+        LOOM_TRY(loom_callbacks_add(loom_fabric_callbacks(run.fabric), &callback));
+    loom_status status = loom_parallel_training_step(run.parallel, run.batches, &loss);
+    CHECK(status == (loom_rank_index(rank) == job->victim ? LOOM_ERR_NUMERIC : LOOM_ERR_ABORTED), "found %s",
+        loom_status_name(status));
+    CHECK(strstr(loom_error_message(), "the gradient of decoder.layers.0.input_layernorm.weight has a NaN or an "
+                                       "infinity before its reduction (since microbatch 1, bucket 0 of 1, rank 1)"),
+        "rank %d says: %s", loom_rank_index(rank), loom_error_message());
+    CHECK(status == LOOM_ERR_ABORTED || strstr(loom_error_message(), "step 1: "), "no step: %s", loom_error_message());
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void a_bad_gradient_names_tensor_microbatch_and_rank_in_every_precision(void **state) {
+    static const char *const precisions[] = {"32", "bf16-mixed"};
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        injection job = {.c = {.ranks = 2, .precision = precisions[i]}, .victim = 1};
+        must_run(2, bad_gradient, &job);
+    }
+}
+
 /* ---- refusals ---- */
 
 static loom_status mismatch(loom_rank *rank, void *argument) {
@@ -452,11 +531,13 @@ int main(void) {
         cmocka_unit_test(gradients_may_travel_in_the_dtype_of_the_weights),
         cmocka_unit_test(messages_between_stages_may_have_either_dtype),
         cmocka_unit_test(weights_are_their_masters_rounded),
+        cmocka_unit_test(masters_follow_values_that_are_loaded),
         cmocka_unit_test(weights_and_activations_take_half_the_bytes),
         cmocka_unit_test(an_overflow_on_one_rank_is_skipped_by_all),
         cmocka_unit_test(at_the_floor_the_run_ends_and_says_why),
         cmocka_unit_test(a_bad_loss_is_skipped_under_a_loss_scale_and_named),
         cmocka_unit_test(a_bad_loss_ends_the_run_in_other_precisions),
+        cmocka_unit_test(a_bad_gradient_names_tensor_microbatch_and_rank_in_every_precision),
         cmocka_unit_test(an_optimizer_of_another_precision_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
