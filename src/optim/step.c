@@ -41,8 +41,9 @@ static loom_status tell_skip(loom_optimizer *optimizer, double scale) {
         return found;
     if (loom_rank_index(optimizer->rank) == 0)
         loom_rank_log(optimizer->rank, LOOM_LOG_WARNING,
-            "update %lld is skipped, %lld so far: %s; loss scale %g, next %g", (long long)optimizer->steps_done + 1,
-            (long long)optimizer->skipped_steps, loom_error_message(), scale, loom__optimizer_loss_scale(optimizer));
+            "update %lld is skipped, %lld so far: %s; loss scale %.10g, next %.10g",
+            (long long)optimizer->steps_done + 1, (long long)optimizer->skipped_steps, loom_error_message(), scale,
+            loom__optimizer_loss_scale(optimizer));
     return LOOM_OK;
 }
 
@@ -57,7 +58,7 @@ static loom_status overflowed(loom_optimizer *optimizer) {
     }
     if (optimizer->has_scaler)
         snprintf(why, sizeof why,
-            "step %lld: the gradients overflow although the loss scale is at its floor, %g (min_loss_scale): ", step,
+            "step %lld: the gradients overflow although the loss scale is at its floor, %.10g (min_loss_scale): ", step,
             scale);
     else
         snprintf(why, sizeof why, "step %lld: ", step);
