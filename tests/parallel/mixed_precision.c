@@ -418,7 +418,11 @@ static loom_status bad_loss(loom_rank *rank, void *argument) {
     LOOM_TRY(small_data(&run, LOOM_TRAINING, c.global, c.micro, c.global));
     if (loom_rank_index(rank) == job->victim)
         LOOM_TRY(spoil_a_layer(run.parallel));
-    LOOM_TRY(loom_parallel_training_step(run.parallel, run.batches, &loss));
+    loom_status status = loom_parallel_training_step(run.parallel, run.batches, &loss);
+    if (status) {
+        small_destroy(&run);
+        return status;
+    }
     CHECK(isnan(loss), "the loss is %g", loss);
     LOOM_TRY(loom_optimizer_step(run.optimizer, &outcome));
     CHECK(outcome.skipped && outcome.step == 0, "the step was not skipped");
