@@ -141,11 +141,12 @@ static bool has_nonfinite(const loom_parallel *parallel, const loom_tensor *tens
     }
 }
 
-/* What goes to the next stage. Under sequence parallelism each tensor rank has other rows, and all must know. */
+/* What goes to the next stage. Each tensor rank may have other rows of it, and all must know. */
 static loom_status look_at_output(const loom_parallel *parallel, const loom_tensor *output, bool *bad) {
     int64_t found = has_nonfinite(parallel, output);
-    if (parallel->fabric->config.sequence_parallel)
-        LOOM_TRY(loom_all_reduce(parallel->fabric->groups[LOOM_GROUP_TP], &found, &found, 1, LOOM_I64, LOOM_MAX));
+    loom_comm *tensor_ranks = parallel->fabric->groups[LOOM_GROUP_TP];
+    if (loom_comm_size(tensor_ranks) > 1)
+        LOOM_TRY(loom_all_reduce(tensor_ranks, &found, &found, 1, LOOM_I64, LOOM_MAX));
     *bad = found;
     return LOOM_OK;
 }
@@ -176,7 +177,7 @@ static loom_status find_nonfinite(const step_work *work, const loom_forward *don
     if (narrowed)
         status = loom_fail(LOOM_ERR_NUMERIC,
             "what came from the stage before is too large for strategy.pipeline_dtype %s; bf16 and fp32 hold more",
-            parallel->fabric->config.pipeline_dtype ? parallel->fabric->config.pipeline_dtype : "fp32");
+            parallel->fabric->pipeline_dtype);
     else if (found[0])
         status = loom_fail(LOOM_ERR_NUMERIC, "%s", found);
     LOOM_TRY(loom_agree(parallel->fabric->groups[LOOM_GROUP_TP], status));

@@ -64,7 +64,7 @@ loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks) {
     loom__pipeline_options options = {
         .chunks = parallel->chunk_count,
         .activations = fabric->precision_plugin->params_dtype,
-        .wire = loom__dtype_called(fabric->config.pipeline_dtype, LOOM_F32),
+        .wire = loom__dtype_called(fabric->pipeline_dtype, LOOM_F32),
         .variable_shapes = model && model->parallel.variable_seq_lengths,
     };
     loom_status status = loom__pipeline_create(fabric->rank, group, &options, &parallel->pipeline);
