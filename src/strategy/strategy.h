@@ -13,7 +13,7 @@ struct loom_fabric {
     loom_rank *rank;
     loom_megatron_strategy_config config;
     const loom_precision_plugin *precision_plugin;
-    loom__precision precision; /* the plugin points to it where the configuration brings none */
+    loom__precision precision;  /* the plugin points to it where the configuration brings none */
     const char *pipeline_dtype; /* that messages between stages have */
     const loom_accelerator *accelerator;
     const loom_cluster_environment *environment;
