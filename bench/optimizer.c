@@ -48,7 +48,7 @@ typedef struct things {
     loom_rank *rank;
     loom_optimizer *optimizer;
     loom_parameter *parameter;
-    float *scratch[3];
+    void *scratch[3];
     void *m, *v;
 } things;
 
@@ -113,7 +113,7 @@ static loom_status run(loom_rank *rank, void *argument) {
     config.exp_avg_dtype = config.exp_avg_sq_dtype = to->bf16 ? "bf16" : "fp32";
     parameter.data = parameter.memory = calloc((size_t)to->elements, sizeof(float));
     for (int i = 0; i < 3 && !status; i++)
-        status = loom__buffer_create(rank, to->elements, "an array of the triad", &with.scratch[i]);
+        status = loom__buffer_create(rank, LOOM_F32, to->elements, "an array of the triad", &with.scratch[i]);
     if (!status)
         status = loom__ddp_create(rank, &ddp_options, list, 1, loom_rank_world(rank), &ddp);
     if (!status)

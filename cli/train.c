@@ -125,6 +125,8 @@ static loom_hf_save_options save_options(const training *t) {
     const loom_run_config *config = t->config;
     loom_hf_save_options options = loom_hf_save_options_default();
     options.source = config->model.hf;
+    /* The weights that the run computed with, exactly; masters of them are the training's, not the model's. */
+    options.dtype = loom_parallel_dtype(t->parallel);
     /* A vocabulary that has no room for the end of a text is not of bytes alone. */
     if (!config->model.hf && t->tokenizer && t->tokenizer->vocab_size <= config->model.config.vocab_size)
         options.tokenizer = config->data.tokenizer;

@@ -4,8 +4,8 @@
  * them in the same order with the same count, dtype and operation. They behave the same on every backend (self,
  * threads, MPI), bit for bit.
  *
- * Reduction: element i = x0[i] + x1[i] + … in group-rank order, with an fp32 accumulator for F32 and BF16 (double for
- * F64, int64 for I64). Groups of more than LOOM_REDUCE_BLOCK members are summed in consecutive blocks of that many
+ * Reduction: element i = x0[i] + x1[i] + … in group-rank order, with an fp32 accumulator for F32, BF16 and F16 (double
+ * for F64, int64 for I64). Groups of more than LOOM_REDUCE_BLOCK members are summed in consecutive blocks of that many
  * members, then the block sums in order. The result does not depend on chunking, offset, bucket or backend. An
  * all_reduce is a reduce_scatter and an all_gather.
  *
@@ -50,7 +50,7 @@ LOOM_API const char *loom_comm_name(const loom_comm *comm);          /* "tp", "d
 
 /* Non-blocking forms. Each writes *request on success; it must be given to loom_wait exactly once (also after an
  * error), or to loom_cancel, which free it. Operations of one group start and take effect in the order of the calls.
- * F32, BF16, F64, I64 reduce; the others move bytes. `count` is in elements. */
+ * F32, BF16, F16, F64, I64 reduce; the others move bytes. `count` is in elements. */
 
 /* out[i] = reduce over members of in[i]; out may be in. */
 LOOM_API loom_status loom_all_reduce_start(loom_comm *comm, const void *in, void *out, int64_t count, loom_dtype dtype,

@@ -32,7 +32,7 @@ struct loom_callbacks;
 
 /* Gradient buffers and their reduction: Megatron-Core's DistributedDataParallelConfig. */
 typedef struct loom_ddp_config {
-    bool grad_reduce_in_fp32;  /* no difference while parameters are fp32 */
+    bool grad_reduce_in_fp32;  /* the precision's field of that name takes its place */
     bool overlap_grad_reduce;  /* buckets are reduced while the backward goes on; same numbers either way */
     bool overlap_param_gather; /* parameters are gathered while the next forward goes on, an operation waits for its
                                   own; only with use_distributed_optimizer */
@@ -61,17 +61,21 @@ LOOM_API loom_ddp_config loom_ddp_config_default(void);
 
 /* The precision plugin's fields. */
 typedef struct loom_precision_config {
-    const char *precision; /* "32"; its spellings "fp32" and "32-true" mean the same */
-    const char *params_dtype;
-    const char *pipeline_dtype;
-    const char *autocast_dtype;
+    /* "32" ("fp32", "32-true"); "bf16-mixed" ("bf16") and "16-mixed" ("16", "fp16"): weights and activations in 16
+     * bits, gradients of weights, fp32 masters of the weights and the optimizer's state in fp32. */
+    const char *precision;
+    const char *params_dtype; /* in which initial values are made: "fp32", or that of the weights */
+    const char
+        *pipeline_dtype; /* in place of the strategy's; NULL: the strategy's, else "bf16" or, without bf16, "fp32" */
+    const char *autocast_dtype; /* of products; NULL or that of the weights */
     bool autocast_enabled;
-    bool grad_reduce_in_fp32;
-    double loss_scale;         /* fixed; 0 = dynamic */
+    bool grad_reduce_in_fp32;  /* false: gradients travel between data-parallel ranks in the dtype of the weights */
+    double loss_scale;         /* of 16-mixed, as the next four: fixed; 0 = dynamic */
     double initial_loss_scale; /* 2^32 */
-    double min_loss_scale;
-    int64_t loss_scale_window;
-    int64_t hysteresis;
+    double min_loss_scale;     /* where gradients overflow at it the run ends */
+    int64_t loss_scale_window; /* good steps before it doubles */
+    int64_t hysteresis;        /* bad steps before it is halved */
+    const char *fp4;
     const char *fp8;
     int64_t fp8_margin;
     int64_t fp8_amax_history_len;
@@ -115,7 +119,8 @@ typedef struct loom_megatron_strategy_config {
     bool no_ddp_communication_hook; /* of ddp "pytorch", where it counts as false: see
                                        loom_fabric_set_no_ddp_communication_hook */
     bool output_data_idx;
-    const char *pipeline_dtype; /* of activations and their gradients between stages: NULL and "fp32", "bf16", "fp16" */
+    const char *pipeline_dtype; /* of activations and their gradients between stages: "fp32", "bf16", "fp16"; NULL: the
+                                   precision's */
     const char *schedule; /* of the pipeline: "1f1b" or "zero-bubble"; in a run file it stands outside the strategy */
     bool init_model_parallel;
     bool use_tp_pp_dp_mapping;

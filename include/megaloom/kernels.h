@@ -126,8 +126,84 @@ typedef struct loom_exact_sum {
 /* The sum as a double, rounded the same way for the same sum; `power` as when it was made. */
 LOOM_API double loom_exact_sum_value(const loom_exact_sum *sum, int power);
 
+/* The kernels on arrays of 16-bit elements, one table for bf16 and one for fp16: uint16_t is an element of that dtype.
+ * An entry means what its namesake in loom_kernels means: elements are widened as they are read (exactly), everything
+ * is computed and summed in fp32, and what is written is rounded once, to nearest even (fp16 beyond 65504 becomes
+ * infinity). What is not an activation or a matrix stays float: weights and biases of a row (they are few: callers
+ * widen them), statistics, the state of attention, and gradients of parameters, which are added up in fp32. */
+typedef struct loom_kernels16 {
+    /* y[i] = x[i], exactly; y[i] = x[i] rounded. */
+    void (*widen)(loom_team *team, int64_t count, const uint16_t *x, float *y);
+    void (*narrow)(loom_team *team, int64_t count, const float *x, uint16_t *y);
+
+    /* gemm with C in the same dtype, and with C in fp32 (gradients of weights). */
+    void (*gemm)(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
+        const uint16_t *a, int64_t lda, const uint16_t *b, int64_t ldb, bool accumulate, uint16_t *c, int64_t ldc);
+    void (*gemm_f32)(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
+        const uint16_t *a, int64_t lda, const uint16_t *b, int64_t ldb, bool accumulate, float *c, int64_t ldc);
+
+    void (*bias_add)(loom_team *team, int64_t rows, int64_t cols, const uint16_t *x, const float *bias, uint16_t *y);
+    void (*bias_gradient)(
+        loom_team *team, int64_t rows, int64_t cols, const uint16_t *d_y, bool accumulate, float *d_bias);
+    void (*add)(loom_team *team, int64_t count, const uint16_t *x, uint16_t *y);
+    void (*scale)(loom_team *team, int64_t count, float factor, const uint16_t *x, uint16_t *y);
+
+    void (*layernorm)(loom_team *team, int64_t rows, int64_t h, float eps, const uint16_t *x, const float *weight,
+        const float *bias, uint16_t *y, float *mean, float *rstd);
+    void (*layernorm_backward_input)(loom_team *team, int64_t rows, int64_t h, const uint16_t *x, const float *weight,
+        const float *mean, const float *rstd, const uint16_t *d_y, uint16_t *d_x);
+    void (*layernorm_backward_weight)(loom_team *team, int64_t rows, int64_t h, const uint16_t *x, const float *mean,
+        const float *rstd, const uint16_t *d_y, bool accumulate, float *d_weight, float *d_bias);
+    void (*rmsnorm)(loom_team *team, int64_t rows, int64_t h, float eps, const uint16_t *x, const float *weight,
+        uint16_t *y, float *rstd);
+    void (*rmsnorm_backward_input)(loom_team *team, int64_t rows, int64_t h, const uint16_t *x, const float *weight,
+        const float *rstd, const uint16_t *d_y, uint16_t *d_x);
+    void (*rmsnorm_backward_weight)(loom_team *team, int64_t rows, int64_t h, const uint16_t *x, const float *rstd,
+        const uint16_t *d_y, bool accumulate, float *d_weight);
+
+    void (*activation)(loom_team *team, loom_activation act, int64_t rows, int64_t f, const uint16_t *x,
+        const float *bias, uint16_t *y);
+    void (*activation_backward)(loom_team *team, loom_activation act, int64_t rows, int64_t f, const uint16_t *x,
+        const float *bias, const uint16_t *d_y, uint16_t *d_x);
+    void (*bias_dropout_add)(loom_team *team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout,
+        const uint16_t *x, const float *bias, const uint16_t *residual, uint16_t *y);
+    void (*dropout_backward)(loom_team *team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout,
+        const uint16_t *d_y, uint16_t *d_x);
+
+    void (*embedding)(loom_team *team, int64_t rows, int64_t h, const int64_t *tokens, int64_t first_row,
+        int64_t table_rows, const uint16_t *table, uint16_t *y);
+    void (*embedding_backward)(loom_team *team, int64_t rows, int64_t h, const int64_t *tokens, int64_t first_row,
+        int64_t table_rows, const uint16_t *d_y, bool accumulate, float *d_table);
+    void (*rope)(loom_team *team, int64_t s, int64_t b, int64_t stride, int64_t groups, int64_t heads_per_group,
+        int64_t group_stride, int64_t d, int64_t rotary_d, const float *cosine, const float *sine,
+        const int32_t *positions, int64_t position_offset, bool inverse, uint16_t *x);
+
+    void (*cross_entropy_local)(loom_team *team, int64_t rows, int64_t v_local, int64_t v_valid, const uint16_t *logits,
+        const int64_t *targets, int64_t first_column, float *maximum, float *sum, float *target_logit);
+    void (*cross_entropy_backward)(loom_team *team, int64_t rows, int64_t v_local, int64_t v_valid, uint16_t *logits,
+        const int64_t *targets, int64_t first_column, const float *maximum, const float *sum, const float *row_scale);
+
+    /* The running state is fp32: attention_begin and attention_merge are those of loom_kernels. */
+    void (*attention_block)(loom_team *team, const loom_attention_block *block, const uint16_t *q, const uint16_t *k,
+        const uint16_t *v, float *accumulator, float *maximum, float *sum);
+    void (*attention_finish)(loom_team *team, const loom_attention_block *block, const float *accumulator,
+        const float *maximum, const float *sum, uint16_t *out, int64_t out_stride, float *log_sum_exp);
+    void (*attention_delta)(loom_team *team, const loom_attention_block *block, const uint16_t *out,
+        const uint16_t *d_out, int64_t out_stride, float *delta);
+    void (*attention_block_backward)(loom_team *team, const loom_attention_block *block, const uint16_t *q,
+        const uint16_t *k, const uint16_t *v, const uint16_t *d_out, int64_t out_stride, const float *log_sum_exp,
+        const float *delta, bool accumulate_q, bool accumulate_kv, uint16_t *d_q, uint16_t *d_k, uint16_t *d_v);
+    void (*attention)(loom_team *team, const loom_attention_block *block, const uint16_t *q, const uint16_t *k,
+        const uint16_t *v, uint16_t *out, int64_t out_stride, float *log_sum_exp);
+
+    bool (*has_nonfinite)(loom_team *team, int64_t count, const uint16_t *x);
+} loom_kernels16;
+
 typedef struct loom_kernels {
     const char *name; /* "reference", "avx2", "avx512", … */
+
+    /* The same on 16-bit elements; NULL in a table that cannot: operations then refuse such tensors. */
+    const loom_kernels16 *bf16, *f16;
 
     /* C[m,n] = alpha op(A) op(B) + (accumulate ? C : 0), row-major. trans_a: A is stored [k,m] (row stride lda), else
      * [m,k]; trans_b: B is stored [n,k], else [k,n]. k = 0 gives zeros (or C unchanged). */
@@ -247,9 +323,11 @@ typedef struct loom_kernels {
 
 /* The reference table: plain C loops. */
 LOOM_API const loom_kernels *loom_kernels_reference(void);
-/* The best table for this machine: avx512 (F, BW, DQ, VL), else avx2 (with FMA), else "portable": the reference loops
- * with the BLAS library's matrix product. All but gemm gives the same bits in avx2 and avx512. The environment is not
- * read; see loom_kernels_find. */
+/* The best table for this machine: avx512 (F, BW, DQ, VL), else avx2 (with FMA and F16C), else "portable": the
+ * reference loops with the BLAS library's matrix product. All but gemm gives the same bits in avx2 and avx512 (but for
+ * the payload of a NaN). In avx512 the product of bf16 is oneDNN's own where it uses bf16 instructions, which take
+ * subnormal numbers for zero; in the other tables, and of fp16, panels are widened into scratch for the fp32 product.
+ * We read no environment; see loom_kernels_find. */
 LOOM_API const loom_kernels *loom_kernels_fast(void);
 /* A table by name ("reference", "portable", "avx2", "avx512", "fast"), or NULL when this machine or build has none of
  * that name. */

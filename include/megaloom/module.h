@@ -47,7 +47,8 @@ typedef struct loom_module {
     loom_status (*parameters)(void *context, loom_parameter *const **parameters, int64_t *count);
     /* The chunk with the loss gives token losses [s, b] (not masked, not averaged), others activations. */
     loom_status (*forward)(void *context, loom_tape *tape, const loom_forward *forward, loom_tensor **output);
-    /* The shape of the activations (F32) that go from a chunk to the next one for a batch of b rows of s positions.
+    /* The shape of the activations that go from a chunk to the next one for a batch of b rows of s positions; they are
+     * kept in the dtype of the parameters.
      * NULL: the module cannot be cut into stages, and more than one is refused. After materialize. */
     loom_status (*activation_shape)(void *context, int64_t b, int64_t s, int *dims, int64_t shape[LOOM_MAX_DIMS]);
     /* Sums that go beyond data-parallel reduction and partial parameters (sequence_partial, tensor_partial), e.g. of

@@ -52,11 +52,12 @@ typedef struct loom_lr_state {
 
 /* What a step did. */
 typedef struct loom_optimizer_outcome {
-    bool skipped;      /* the update was left out because of an overflow; only under a loss scale, else an error */
-    double grad_norm;  /* global norm before clipping, each parameter counted once; rounded to fp32; NaN if skipped */
-    double loss_scale; /* that the gradients of this step had; 1 without one */
-    double lr;         /* learning rate of this step, of parameters without a multiplier */
-    int64_t step;      /* updates so far, this one included */
+    bool skipped;     /* the update was left out because of an overflow, which is logged with the tensor, the microbatch
+                         and the rank; only under a loss scale, else an error */
+    double grad_norm; /* global norm before clipping, each parameter counted once; rounded to fp32; NaN if skipped */
+    double loss_scale;         /* that the gradients of this step had; 1 without one */
+    double lr;                 /* learning rate of this step, of parameters without a multiplier */
+    int64_t step;              /* updates so far, this one included */
     int64_t skipped_steps;     /* so far, this one included */
     int64_t num_zeros_in_grad; /* over the whole model; -1 without optim.log_num_zeros_in_grad */
 } loom_optimizer_outcome;
@@ -78,6 +79,11 @@ typedef struct loom_optimizer_outcome {
  * NULL. */
 LOOM_API loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcome *outcome);
 
+/* Somebody has changed the values of parameters of 16 bits, by loading them for example: the fp32 masters become these
+ * values, which the next update would else replace by those of the masters. Nothing to do for F32. Not collective; on
+ * every rank. */
+LOOM_API void loom_optimizer_reload_model_params(loom_optimizer *optimizer);
+
 /* Parameters of this rank that share all values. */
 typedef struct loom_optimizer_group {
     int64_t parameters;
@@ -92,8 +98,8 @@ enum { LOOM_OPTIMIZER_GROUPS = 8 };
 LOOM_API loom_status loom_optimizer_groups(
     const loom_optimizer *optimizer, loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS], int64_t *count);
 
-/* Bytes that this rank keeps for updates beside parameters and gradients: of all of its parameters, or of its shard of
- * them under a distributed optimizer. Not collective. */
+/* Bytes that this rank keeps for updates beside parameters and gradients, fp32 masters of 16-bit ones included: of all
+ * of its parameters, or of its shard of them under a distributed optimizer. Not collective. */
 LOOM_API size_t loom_optimizer_state_bytes(const loom_optimizer *optimizer);
 
 /* The schedule to go on from, and going on from it: optim.override_opt_param_scheduler and

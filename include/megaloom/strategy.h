@@ -58,7 +58,8 @@ typedef struct loom_cluster_environment {
 /* The ranks as loom_run_local or loom_run_mpi made them. */
 LOOM_API const loom_cluster_environment *loom_cluster_environment_rank(void);
 
-/* Precision: what is converted where. Each function may be NULL (nothing to do). */
+/* Precision: what is converted where. Each function may be NULL (nothing to do). Without one in the strategy's
+ * configuration a fabric makes it of its loom_precision_config: 32, bf16-mixed or 16-mixed. */
 typedef struct loom_precision_plugin {
     const char *name; /* "32" */
     void *context;
@@ -68,7 +69,12 @@ typedef struct loom_precision_plugin {
     /* The precision's hook in setup_optimizer. */
     loom_status (*setup_optimizer)(void *context, loom_optimizer *optimizer);
     loom_status (*convert_input)(void *context, const loom_batch *batch); /* first stage only */
-    loom_status (*convert_output)(void *context, loom_tensor *output);    /* last stage only */
+    /* Last stage only: *output, token losses [s, b], becomes F32 (loom_cast), whose reference the caller has. */
+    loom_status (*convert_output)(void *context, loom_tape *tape, loom_tensor **output);
+    /* F32, BF16 or F16: in which the module's parameters are kept once it is set up, rounded to nearest even; their
+     * activations have the same dtype. Training keeps fp32 masters of 16-bit parameters beside them, sharded under a
+     * distributed optimizer: those are updated, and the parameters rounded from them. */
+    loom_dtype params_dtype;
 } loom_precision_plugin;
 LOOM_API const loom_precision_plugin *loom_precision_plugin_fp32(void);
 
@@ -192,8 +198,11 @@ LOOM_API loom_status loom_fabric_module_to_device(loom_fabric *fabric, loom_para
 LOOM_API void loom_parallel_set_loss_reduction(loom_parallel *parallel, const loom_loss_reduction *reduction);
 /* The model's configuration with all derived values; NULL for a module without one. Not collective. */
 LOOM_API const loom_model_config *loom_parallel_model_config(const loom_parallel *parallel);
-/* This rank's parameters; their values are whole. Under a distributed optimizer collective over the data-parallel
- * group, and after a training step `grad` is reduced only where this rank updates: see loom_parallel_gather_gradients.
+/* In which the parameters are kept, as the precision has it: F32, BF16 or F16. Not collective. */
+LOOM_API loom_dtype loom_parallel_dtype(const loom_parallel *parallel);
+/* This rank's parameters; their values are whole (loom_parameter_values: in the parameter's dtype). Under a distributed
+ * optimizer collective over the data-parallel group, and after a training step `grad` is reduced only where this rank
+ * updates: see loom_parallel_gather_gradients.
  */
 LOOM_API loom_status loom_parallel_parameters(
     loom_parallel *parallel, loom_parameter *const **parameters, int64_t *count);

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-enum { LOOM_MAX_DIMS = 4, LOOM_MAX_INPUTS = 4, LOOM_MAX_SAVED = 6 };
+enum { LOOM_MAX_DIMS = 4, LOOM_MAX_INPUTS = 4, LOOM_MAX_SAVED = 6, LOOM_NONFINITE_BYTES = 256 };
 
 typedef struct loom_tape loom_tape;
 typedef struct loom_node loom_node;
@@ -66,10 +66,13 @@ LOOM_API loom_memory loom_rank_memory(const loom_rank *rank);
 typedef struct loom_parameter {
     const char *name; /* Megatron-Core's module name with the global layer number */
     int dims;
-    int64_t shape[2]; /* local: h/tp etc. */
-    float *data;
+    int64_t shape[2];     /* local: h/tp etc. */
+    loom_dtype dtype;     /* in which operations see its values: F32, BF16 or F16; their inputs must have the same */
+    float *data;          /* the values where dtype is F32 */
+    uint16_t *data16;     /* the values where it is BF16 or F16; operations do not read data then */
     void *memory;         /* what the maker got from malloc for data, or NULL; who moves data elsewhere frees it */
-    float *grad;          /* NULL until someone provides it; a weight half then writes or adds there */
+    float *grad;          /* fp32 whatever dtype is. NULL until someone provides it; a weight half then writes or adds
+                             there */
     bool grad_written;    /* false: the next contribution writes (beta 0); true: it adds */
     int64_t pending_uses; /* uses recorded on tapes that are alive whose weight half has not run */
     /* Its place in the model: */
@@ -103,6 +106,11 @@ static inline int64_t loom_parameter_count(const loom_parameter *parameter) {
     return parameter->shape[0] * (parameter->dims == 2 ? parameter->shape[1] : 1);
 }
 
+/* The values in the parameter's dtype. */
+static inline void *loom_parameter_values(const loom_parameter *parameter) {
+    return parameter->dtype == LOOM_F32 ? (void *)parameter->data : (void *)parameter->data16;
+}
+
 typedef struct loom_tape_options {
     bool record;        /* false: inference, nothing is kept */
     bool defer_weights; /* weight halves are queued for loom_tape_run_weights */
@@ -111,6 +119,9 @@ typedef struct loom_tape_options {
     void (*parameter_ready)(void *context, loom_parameter *parameter);
     void *context;
     bool check_finite; /* every output is checked; the first NaN or infinity is an error naming operation and scope */
+    /* Not NULL (LOOM_NONFINITE_BYTES bytes, empty at first): the message goes there instead, and the forward goes on,
+     * as it must where other ranks wait in its collectives. */
+    char *nonfinite;
 } loom_tape_options;
 
 /* An empty tape on the rank; options are copied. Not collective; loom_tape_destroy. */
@@ -123,7 +134,8 @@ LOOM_API void loom_tape_scope(loom_tape *tape, const char *scope);
 /* Makes the tensor a leaf: its gradient can be read after the backward. A tensor that is a value already is cut off
  * from what it came from. */
 LOOM_API loom_status loom_tape_leaf(loom_tape *tape, loom_tensor *tensor);
-/* Walks back from `output` with d_output as its gradient (same shape; borrowed, not changed). May be called once. */
+/* Walks back from `output` with d_output as its gradient (same shape and dtype; borrowed, not changed). May be called
+ * once. */
 LOOM_API loom_status loom_tape_backward(loom_tape *tape, loom_tensor *output, loom_tensor *d_output);
 /* Runs the queued weight halves, oldest first. */
 LOOM_API loom_status loom_tape_run_weights(loom_tape *tape);
@@ -167,7 +179,9 @@ LOOM_API loom_status loom_tape_give(loom_tape *tape, loom_node *node, int number
  * parameter is frozen (has no grad). */
 LOOM_API float *loom_parameter_begin_grad(loom_parameter *parameter, bool *accumulate);
 
-/* Local operations. Shapes as said; all F32. Each gives *output (the caller releases it). */
+/* Local operations. Shapes as said. F32, BF16 or F16: inputs and parameters of one dtype, which is the output's too; a
+ * gradient has the dtype of its value. In 16 bits each operation computes in fp32 and rounds what it gives once.
+ * Another dtype is LOOM_ERR_UNSUPPORTED, a mixture LOOM_ERR_ARGUMENT. Each gives *output (the caller releases it). */
 
 /* LayerNorm (bias not NULL) or RMSNorm (bias NULL) over the last axis h; weight, bias [h]. */
 LOOM_API loom_status loom_norm(
@@ -189,6 +203,9 @@ LOOM_API loom_status loom_activate(
  * [b], copied. position_offset: global position of local row 0. */
 LOOM_API loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_parameter *bias, loom_tensor *residual,
     const loom_dropout *dropout, const int64_t *sample, int64_t position_offset, loom_tensor **output);
+/* x in another dtype: F32 to BF16 or F16, rounded to nearest even, or back, exactly. In x's own dtype the output is x
+ * itself, retained. The gradient comes back in the dtype of x. */
+LOOM_API loom_status loom_cast(loom_tape *tape, loom_tensor *x, loom_dtype dtype, loom_tensor **output);
 /* x + y, of one shape. */
 LOOM_API loom_status loom_add(loom_tape *tape, loom_tensor *x, loom_tensor *y, loom_tensor **output);
 

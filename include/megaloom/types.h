@@ -12,10 +12,11 @@
 extern "C" {
 #endif
 
-/* X(name, bytes an element, safetensors spelling). Tensors compute in F32 today; BF16 is communicated and stored. */
+/* X(name, bytes an element, safetensors spelling). Tensors are F32, BF16 or F16 where they are computed with; whatever
+ * the dtype, sums are fp32. F32 is first: what was only zeroed is F32. */
 #define LOOM_DTYPE_LIST(X)                                                                                             \
-    X(F64, 8, "F64")                                                                                                   \
     X(F32, 4, "F32")                                                                                                   \
+    X(F64, 8, "F64")                                                                                                   \
     X(F16, 2, "F16")                                                                                                   \
     X(BF16, 2, "BF16")                                                                                                 \
     X(I64, 8, "I64")                                                                                                   \
@@ -57,6 +58,11 @@ static inline uint16_t loom_f32_to_bf16(float x) {
 /* IEEE half precision <-> fp32, round to nearest even; NaN stays NaN. */
 LOOM_API float loom_f16_to_f32(uint16_t x);
 LOOM_API uint16_t loom_f32_to_f16(float x);
+
+/* The dtypes of 16 bits in which activations and weights may be kept. */
+static inline bool loom_dtype_is_narrow(loom_dtype dtype) {
+    return dtype == LOOM_BF16 || dtype == LOOM_F16;
+}
 
 typedef enum loom_log_level { LOOM_LOG_DEBUG, LOOM_LOG_INFO, LOOM_LOG_WARNING, LOOM_LOG_ERROR } loom_log_level;
 /* Receives one line without a newline. May be called from any rank's thread at once. */

@@ -196,7 +196,7 @@ static loom_status check_call(const loom_comm *comm, const loom__call *call) {
                 name, comm->name, (int)call->reduce);
         if (!loom__reduce_supports(call->dtype))
             return loom_fail(LOOM_ERR_UNSUPPORTED,
-                "not supported yet: %s of %s in group %s; F32, BF16, F64 and I64 can be reduced", name,
+                "not supported yet: %s of %s in group %s; F32, BF16, F16, F64 and I64 can be reduced", name,
                 loom_dtype_name(call->dtype), comm->name);
     }
     bool message = call->operation == LOOM__SEND || call->operation == LOOM__RECEIVE;

@@ -50,6 +50,22 @@ static int block_size(int left) {
 #define COMBINE LARGER
 #include "comm/reduce.c"
 
+#define NAME(part) sum_f16##part
+#define STORED uint16_t
+#define WIDE float
+#define LOAD loom_f16_to_f32
+#define STORE loom_f32_to_f16
+#define COMBINE ADDED
+#include "comm/reduce.c"
+
+#define NAME(part) max_f16##part
+#define STORED uint16_t
+#define WIDE float
+#define LOAD loom_f16_to_f32
+#define STORE loom_f32_to_f16
+#define COMBINE LARGER
+#include "comm/reduce.c"
+
 #define NAME(part) sum_f64##part
 #define STORED double
 #define WIDE double
@@ -84,7 +100,7 @@ static int block_size(int left) {
 #include "comm/reduce.c"
 
 bool loom__reduce_supports(loom_dtype dtype) {
-    return dtype == LOOM_F32 || dtype == LOOM_BF16 || dtype == LOOM_F64 || dtype == LOOM_I64;
+    return dtype == LOOM_F32 || dtype == LOOM_BF16 || dtype == LOOM_F16 || dtype == LOOM_F64 || dtype == LOOM_I64;
 }
 
 void loom__reduce(
@@ -102,6 +118,9 @@ void loom__reduce(
         break;
     case LOOM_BF16:
         run = sum ? sum_bf16 : max_bf16;
+        break;
+    case LOOM_F16:
+        run = sum ? sum_f16 : max_f16;
         break;
     case LOOM_F64:
         run = sum ? sum_f64 : max_f64;

@@ -3,6 +3,7 @@
  * asked together, and every fault is reported at once. */
 #include "config/check.h"
 #include "config/field.h"
+#include "config/precision.h"
 #include "config/sizes.h"
 #include "spec/parameter.h"
 #include <inttypes.h>
@@ -68,6 +69,8 @@ loom_status loom_precision_config_check(const loom_precision_config *config) {
     loom_run_config run = loom_run_config_default();
     run.precision = *config;
     loom__fields_check(&run, "precision", &faults);
+    if (faults.status != LOOM_ERR_CONFIG)
+        loom__check_precision(config, &faults);
     return loom__faults_end(&faults);
 }
 
@@ -406,6 +409,7 @@ loom_status loom_run_config_check(const loom_run_config *config, int64_t world_s
     /* Combinations are judged only where their parts are sound. */
     if (sound) {
         check_strategy(&config->strategy, &faults);
+        loom__check_precision(&config->precision, &faults);
         check_model(config, &faults);
         check_data(config, &faults);
         check_optimizer(&config->optim, &faults);

@@ -86,11 +86,8 @@ static const loom__choice starts[] = {{.name = "popen"}, {.name = "spawn", .not_
     {.name = "fork", .not_built = "the launcher"}, {.name = "forkserver", .not_built = "the launcher"}};
 
 static const loom__choice precisions[] = {{.name = "32"}, {.name = "fp32", .means = "32"},
-    {.name = "32-true", .means = "32"}, {.name = "bf16-mixed", .not_built = "mixed precision"},
-    {.name = "bf16", .means = "bf16-mixed", .not_built = "mixed precision"},
-    {.name = "16-mixed", .not_built = "mixed precision"},
-    {.name = "16", .means = "16-mixed", .not_built = "mixed precision"},
-    {.name = "fp16", .means = "16-mixed", .not_built = "mixed precision"}};
+    {.name = "32-true", .means = "32"}, {.name = "bf16-mixed"}, {.name = "bf16", .means = "bf16-mixed"},
+    {.name = "16-mixed"}, {.name = "16", .means = "16-mixed"}, {.name = "fp16", .means = "16-mixed"}};
 
 static const loom__choice data_kinds[] = {{.name = "gpt"}, {.name = "fixed"}, {.name = "mock"}, {.name = "finetune"}};
 static const loom__choice samplers[] = {
@@ -110,7 +107,7 @@ static const loom__choice wsd_styles[] = {
     {.name = "exponential"}, {.name = "linear"}, {.name = "cosine"}, {.name = "minus_sqrt"}};
 static const loom__choice ramps[] = {{.name = "constant"}, {.name = "linear"}, {.name = "cosine"}};
 
-static const char context[] = "context parallelism", experts[] = "mixture of experts", mixed[] = "mixed precision",
+static const char context[] = "context parallelism", experts[] = "mixture of experts",
                   fsdp[] = "fully sharded data parallelism", encoder[] = "encoder-decoder models",
                   saving[] = "saving checkpoints", backends[] = "backend choice";
 
@@ -295,7 +292,7 @@ const loom__field loom__fields[] = {
     EXPAND(OBJECT, STRATEGY(megatron_callbacks), DOC("object")),
     CHOICE("strategy.ddp", strategy.ddp, "megatron", wrappers, .section_key = "",
         DOC("megatron, pytorch, or a mapping of DDP fields")),
-    EXPAND(BOOL, DDP(grad_reduce_in_fp32), "false", DOC("no difference while parameters are fp32")),
+    EXPAND(BOOL, DDP(grad_reduce_in_fp32), "false", DOC("precision.grad_reduce_in_fp32 takes its place")),
     EXPAND(BOOL, DDP(overlap_grad_reduce), "false", DOC("reduce buckets while the backward goes on")),
     EXPAND(BOOL, DDP(overlap_param_gather), "false", DOC("gather parameters during the next forward")),
     EXPAND(BOOL, DDP(align_param_gather), "false", DOC("gathers all start at once, on all stages")),
@@ -329,7 +326,7 @@ const loom__field loom__fields[] = {
         DOC("only ddp pytorch has such a hook, and it is off there until code sets it")),
     EXPAND(BOOL, STRATEGY(output_data_idx), "false", DOC("batches carry their batch index and loader index")),
     EXPAND(CHOICE, STRATEGY(pipeline_dtype), "null", wires, NULLABLE,
-        DOC("of activations and gradients between stages: fp32, bf16, fp16; null: fp32")),
+        DOC("of activations and gradients between stages: fp32, bf16, fp16; null: the precision's")),
     EXPAND(BOOL, STRATEGY(init_model_parallel), "true", NONE_YET("models that are set up by hand"),
         DOC("prepare the model for parallel ranks")),
     EXPAND(BOOL, STRATEGY(use_tp_pp_dp_mapping), "false", DOC("rank order tp-cp-ep-pp-dp in place of tp-cp-ep-dp-pp")),
@@ -348,17 +345,23 @@ const loom__field loom__fields[] = {
 
     CHOICE("precision", precision.precision, "32", precisions, .section_key = "precision",
         DOC("32, bf16-mixed, 16-mixed, or a mapping of the precision plugin's fields")),
-    EXPAND(STRING, PRECISION(params_dtype), "fp32", NONE_YET(mixed), DOC("of parameters")),
-    EXPAND(STRING, PRECISION(pipeline_dtype), "null", NULLABLE, NONE_YET(mixed), DOC("of activations sent")),
-    EXPAND(STRING, PRECISION(autocast_dtype), "null", NULLABLE, NONE_YET(mixed), DOC("of products")),
-    EXPAND(BOOL, PRECISION(autocast_enabled), "false", NONE_YET(mixed), DOC("cast inputs of products")),
-    EXPAND(BOOL, PRECISION(grad_reduce_in_fp32), "true", DOC("no difference while parameters are fp32")),
-    EXPAND(REAL, PRECISION(loss_scale), "null", NULLABLE, ABOVE(0), NONE_YET(mixed), DOC("fixed; null: dynamic")),
-    EXPAND(REAL, PRECISION(initial_loss_scale), "4294967296", ABOVE(0), NONE_YET(mixed),
-        DOC("first dynamic loss scale, 2^32")),
-    EXPAND(REAL, PRECISION(min_loss_scale), "1.0", ABOVE(0), NONE_YET(mixed), DOC("lowest dynamic loss scale")),
-    EXPAND(INT, PRECISION(loss_scale_window), "1000", FROM(1), NONE_YET(mixed), DOC("good steps before it grows")),
-    EXPAND(INT, PRECISION(hysteresis), "2", FROM(1), NONE_YET(mixed), DOC("bad steps before it shrinks")),
+    EXPAND(CHOICE, PRECISION(params_dtype), "fp32", wires,
+        DOC("in which initial values are made; with 16 bits the fp32 masters start from rounded ones")),
+    EXPAND(CHOICE, PRECISION(pipeline_dtype), "null", wires, NULLABLE,
+        DOC("of activations and gradients between stages; null: the strategy's, else bf16 with bf16-mixed, fp32")),
+    EXPAND(CHOICE, PRECISION(autocast_dtype), "null", wires, NULLABLE, DOC("of products; null: that of the weights")),
+    EXPAND(BOOL, PRECISION(autocast_enabled), "false",
+        DOC("cast inputs of products to autocast_dtype; no difference where weights have it")),
+    EXPAND(BOOL, PRECISION(grad_reduce_in_fp32), "true",
+        DOC("false: gradients travel between data-parallel ranks in the weights' dtype")),
+    EXPAND(REAL, PRECISION(loss_scale), "null", NULLABLE, ABOVE(0), SINGLE, DOC("of 16-mixed, fixed; null: dynamic")),
+    EXPAND(REAL, PRECISION(initial_loss_scale), "4294967296", ABOVE(0), SINGLE,
+        DOC("first dynamic loss scale of 16-mixed, 2^32")),
+    EXPAND(REAL, PRECISION(min_loss_scale), "1.0", ABOVE(0), SINGLE,
+        DOC("lowest one; where gradients overflow at it the run ends")),
+    EXPAND(INT, PRECISION(loss_scale_window), "1000", FROM(1), DOC("good steps before it doubles")),
+    EXPAND(INT, PRECISION(hysteresis), "2", FROM(1), DOC("bad steps before it is halved")),
+    EXPAND(STRING, PRECISION(fp4), "null", NULLABLE, NONE_YET("fp4"), DOC("e2m1")),
     EXPAND(STRING, PRECISION(fp8), "null", NULLABLE, NONE_YET("fp8"), DOC("e4m3, hybrid")),
     EXPAND(INT, PRECISION(fp8_margin), "0", NONE_YET("fp8"), DOC("of the scaling factor")),
     EXPAND(INT, PRECISION(fp8_amax_history_len), "1", FROM(1), NONE_YET("fp8"), DOC("steps of maxima kept")),

@@ -19,9 +19,9 @@ static void zero_page(void *argument, int64_t item, int worker) {
     memset(whole->memory + first, 0, left < PAGE ? left : PAGE);
 }
 
-loom_status loom__buffer_create(loom_rank *rank, int64_t elements, const char *what, float **buffer) {
-    size_t unit = (size_t)elements * sizeof(float) >= PAGE ? PAGE : LINE;
-    size_t bytes = ((size_t)elements * sizeof(float) + unit - 1) / unit * unit;
+loom_status loom__buffer_create(loom_rank *rank, loom_dtype dtype, int64_t elements, const char *what, void **buffer) {
+    size_t wanted = (size_t)elements * loom_dtype_size(dtype), unit = wanted >= PAGE ? PAGE : LINE;
+    size_t bytes = (wanted + unit - 1) / unit * unit;
     if (bytes == 0)
         bytes = unit;
     void *memory = aligned_alloc(unit, bytes);
@@ -37,6 +37,6 @@ loom_status loom__buffer_create(loom_rank *rank, int64_t elements, const char *w
     return LOOM_OK;
 }
 
-void loom__buffer_destroy(float *buffer) {
+void loom__buffer_destroy(void *buffer) {
     free(buffer);
 }

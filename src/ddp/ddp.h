@@ -6,7 +6,8 @@
  * and loom__ddp_parameter_ready as the tape's hook; then loom__ddp_finish. Only a rank's own thread may call.
  *
  * With use_distributed_optimizer each member of an instance holds one shard of every bucket: finish leaves the sum in
- * that part of grad alone, the optimizer updates that part of data, and loom__ddp_gather hands the parts round. */
+ * that part of grad alone, the optimizer updates that part of the parameters, and loom__ddp_gather hands the parts
+ * round. */
 #ifndef DDP_DDP_H
 #define DDP_DDP_H
 
@@ -19,8 +20,12 @@ typedef struct loom__ddp_options {
     bool overlap_grad_reduce;   /* buckets start inside the last backward; false: one bucket, started by finish */
     int64_t bucket_size;        /* elements; 0 = Megatron's default, max(40e6, 1e6 * data-parallel size) */
     int64_t data_parallel_size; /* of that default: without context parallelism; 0 = the size of dp */
+    loom_dtype param_dtype;     /* F32, BF16 or F16: in which parameters are kept from now on; F32 masters stay */
+    bool grad_reduce_in_fp32;   /* false: gradients travel in param_dtype; they are fp32 before and behind it */
     bool average_in_collective; /* the sum over dp is multiplied by 1/dp (in fp32) */
     bool check_for_nan_in_grad; /* each rank's gradients are checked before they are reduced */
+    bool microbatches_noted;    /* loom__ddp_note_microbatch is called: its messages then name the microbatch */
+    bool note_nonfinite;        /* what that finds is no failure, but noted: see loom__ddp_nonfinite */
     bool disable_bucketing;     /* a chunk is one bucket (pipeline stages after the first); chunks after the first
                                    always are */
     bool use_distributed_optimizer;
@@ -42,9 +47,13 @@ loom__ddp_options loom__ddp_options_default(void);
 
 /* What the optimizer and checkpoints walk; owned by the ddp, constant during its life. */
 typedef struct loom__ddp_view {
-    loom_comm *dp, *instance;          /* instance: whose members hold the shards; dp where there is one instance */
-    int64_t elements;                  /* of each buffer, gaps included */
-    float *data, *grad;                /* [elements], the same map; gaps hold zeros */
+    loom_comm *dp, *instance; /* instance: whose members hold the shards; dp where there is one instance */
+    int64_t elements;         /* of each buffer, gaps included */
+    float *grad;              /* [elements]; it and the next have one map, whose gaps hold zeros */
+    loom_dtype dtype;         /* of the parameters */
+    float *data;              /* [elements] where that is F32, else NULL */
+    uint16_t *data16;         /* [elements] where it is BF16 or F16, else NULL */
+    float *master; /* [state_elements], in the order of the parts: the values of which data16 is rounded, or NULL */
     int64_t place_count;               /* = parameters */
     const loom__ddp_place *places;     /* [place_count] */
     loom_parameter *const *parameters; /* [place_count] in the order of the places: reverse of the list */
@@ -57,13 +66,13 @@ typedef struct loom__ddp_view {
 } loom__ddp_view;
 
 /* Wraps the parameters, in model order, for the group dp (the same list on every member). Makes a gradient buffer and a
- * parameter buffer of one map; each parameter->data is copied into the latter, and data and grad then point into the
- * buffers, which the ddp owns. parameter->memory is
- * freed; where it is NULL the memory that data pointed to stays the caller's. dp, rank and the parameters must outlive
- * the ddp. Not collective. */
+ * parameter buffer of one map; each parameter's values are copied into the latter, rounded to param_dtype, and data (or
+ * data16) and grad then point into the buffers, which the ddp owns. With 16 bits the masters are made first, of values
+ * that nothing has rounded yet where the parameters are F32. parameter->memory is freed; where it is NULL the memory
+ * that the values lay in stays the caller's. dp, rank and the parameters must outlive the ddp. Not collective. */
 loom_status loom__ddp_create(loom_rank *rank, const loom__ddp_options *options, loom_parameter *const *parameters,
     int64_t count, loom_comm *dp, loom__ddp **ddp);
-/* Waits for what is still outstanding; the parameters' data and grad become NULL. NULL is accepted. */
+/* Waits for what is still outstanding; the parameters' values and grad become NULL. NULL is accepted. */
 void loom__ddp_destroy(loom__ddp *ddp);
 
 /* Every gradient counts as not written (the next contribution writes, beta 0) and no bucket as started. */
@@ -74,17 +83,24 @@ void loom__ddp_expect_last(loom__ddp *ddp, bool last);
  * parameters of it and of all earlier buckets are ready: in index order on every rank, whatever order they become ready
  * in. Parameters that the ddp does not hold are ignored. What fails here is returned by loom__ddp_finish. */
 void loom__ddp_parameter_ready(void *ddp, loom_parameter *parameter);
+/* The backward of a microbatch is over on this rank, on all its chunks: where gradients have a NaN or an infinity now,
+ * the messages about them name it. */
+void loom__ddp_note_microbatch(loom__ddp *ddp, int64_t microbatch);
 /* Starts the buckets that have not started (a gradient that nobody wrote is zero) and waits for all: grad, of shards
  * this rank's part of it, then holds the sum over dp in group-rank order, or the mean with average_in_collective.
  * Collective over dp. Errors:
- * LOOM_ERR_NUMERIC names parameter, bucket and rank of a NaN or infinity (check_for_nan_in_grad; other members get
- * LOOM_ERR_ABORTED and the message); LOOM_ERR_STATE when a parameter became ready twice in the last backward, or when
- * one that static_graph has left out is used; those of the communication. */
+ * LOOM_ERR_NUMERIC names parameter, microbatch, bucket and rank of a NaN or infinity (check_for_nan_in_grad; other
+ * members get LOOM_ERR_ABORTED and the message); LOOM_ERR_STATE when a parameter became ready twice in the last
+ * backward, or when one that static_graph has left out is used; those of the communication. */
 loom_status loom__ddp_finish(loom__ddp *ddp);
 
-/* The parts of `data` have changed, after a loom__ddp_wait_parameters: every member gets all of them, at once or, with
- * overlap_param_gather, until the next loom__ddp_wait_parameters. Does nothing without shards. Collective over the
- * instance. */
+/* With note_nonfinite: parameter, microbatch, bucket and rank of the first NaN or infinity that this rank's gradients
+ * had before the last reduction; NULL where there was none. */
+const char *loom__ddp_nonfinite(const loom__ddp *ddp);
+
+/* The parts of the parameters have changed, after a loom__ddp_wait_parameters: every member gets all of them, at once
+ * or, with overlap_param_gather, until the next loom__ddp_wait_parameters. Does nothing without shards. Collective over
+ * the instance. */
 loom_status loom__ddp_gather(loom__ddp *ddp);
 /* All parameters are whole on this rank. NULL: nobody changes them. Collective over the instance. */
 loom_status loom__ddp_wait_parameters(loom__ddp *ddp);

@@ -8,11 +8,13 @@ static loom_status start_gather(loom__ddp *ddp) {
     int64_t index = --ddp->gathers_left;
     const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
     int64_t length = loom__ddp_part_length(ddp, bucket);
-    float *data = ddp->view.data + bucket->start;
+    int64_t size = (int64_t)loom_dtype_size(ddp->view.dtype);
+    char *values = ddp->view.data ? (char *)ddp->view.data : (char *)ddp->view.data16;
+    values += bucket->start * size;
     for (int64_t i = 0; i < ddp->view.shards; i++)
         ddp->part_counts[i] = length;
-    return loom_all_gather_v_start(ddp->view.instance, data + ddp->view.shard * length, data, ddp->part_counts,
-        LOOM_F32, &ddp->states[index].gather);
+    return loom_all_gather_v_start(ddp->view.instance, values + ddp->view.shard * length * size, values,
+        ddp->part_counts, ddp->view.dtype, &ddp->states[index].gather);
 }
 
 static loom_status start_down_to(loom__ddp *ddp, int64_t index) {

@@ -14,11 +14,26 @@ static void remember(loom__ddp *ddp, loom_status status) {
     snprintf(ddp->message, sizeof ddp->message, "%s", loom_error_message());
 }
 
+/* The part of the bucket whose sum this rank has after a reduction. */
+static void summed_range(const loom__ddp *ddp, int64_t index, int64_t *start, int64_t *count) {
+    const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
+    bool parts = ddp->view.shards == loom_comm_size(ddp->view.dp);
+    *count = parts ? loom__ddp_part_length(ddp, bucket) : bucket->end - bucket->start;
+    *start = bucket->start + (parts ? ddp->view.shard * *count : 0);
+}
+
 loom_status loom__ddp_wait_reductions(loom__ddp *ddp) {
     loom_status first = LOOM_OK;
     for (int64_t i = 0; i < ddp->next_bucket; i++) {
-        loom_status status = loom_wait(ddp->states[i].request);
-        ddp->states[i].request = NULL;
+        loom__ddp_bucket_state *state = &ddp->states[i];
+        loom_status status = loom_wait(state->request);
+        int64_t start, count;
+        state->request = NULL;
+        if (!status && state->widen) {
+            summed_range(ddp, i, &start, &count);
+            ddp->narrow->widen(loom_rank_team(ddp->rank), count, ddp->reduced16 + start, ddp->view.grad + start);
+        }
+        state->widen = false;
         if (status && !first)
             first = status;
     }
@@ -31,6 +46,8 @@ void loom__ddp_begin_step(loom__ddp *ddp) {
     ddp->next_bucket = 0;
     ddp->last = false;
     ddp->failure = LOOM_OK;
+    ddp->bad_microbatch = -1;
+    ddp->nonfinite[0] = '\0';
     for (int64_t i = 0; i < ddp->view.bucket_count; i++)
         ddp->states[i].waiting = ddp->view.buckets[i].places;
     for (int64_t place = 0; place < ddp->view.place_count; place++) {
@@ -48,17 +65,48 @@ void loom__ddp_expect_last(loom__ddp *ddp, bool last) {
         remember(ddp, loom__ddp_start_gathers(ddp));
 }
 
+/* A NaN in a backward spoils all that comes behind it, and last the first norm of a chunk, or its first bias: looking
+ * at that one costs nothing beside the microbatch. */
+static loom_parameter *find_probe(const loom__ddp *ddp, int64_t chunk) {
+    for (int64_t place = ddp->view.place_count - 1; place >= 0; place--)
+        if (ddp->parameters[place]->chunk == chunk && ddp->parameters[place]->dims == 1)
+            return ddp->view.places[place].bucket >= ddp->next_bucket ? ddp->parameters[place] : NULL;
+    return NULL;
+}
+
+void loom__ddp_note_microbatch(loom__ddp *ddp, int64_t microbatch) {
+    if (!ddp->options.check_for_nan_in_grad || ddp->bad_microbatch >= 0 || !ddp->view.place_count)
+        return;
+    int64_t chunks = ddp->parameters[0]->chunk + 1;
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        const loom_parameter *probe = find_probe(ddp, chunk);
+        if (probe && probe->grad_written &&
+            loom_rank_kernels(ddp->rank)->has_nonfinite(
+                loom_rank_team(ddp->rank), loom_parameter_count(probe), probe->grad))
+            ddp->bad_microbatch = microbatch;
+    }
+}
+
+const char *loom__ddp_nonfinite(const loom__ddp *ddp) {
+    return ddp->nonfinite[0] ? ddp->nonfinite : NULL;
+}
+
 static loom_status check_finite(const loom__ddp *ddp, int64_t index) {
     const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
     const loom_kernels *kernels = loom_rank_kernels(ddp->rank);
     loom_team *team = loom_rank_team(ddp->rank);
+    char since[48] = "";
     if (!kernels->has_nonfinite(team, bucket->end - bucket->start, ddp->view.grad + bucket->start))
         return LOOM_OK;
+    if (ddp->bad_microbatch >= 0)
+        snprintf(since, sizeof since, "since microbatch %lld, ", (long long)ddp->bad_microbatch);
+    else if (ddp->options.microbatches_noted)
+        snprintf(since, sizeof since, "in the last microbatch, ");
     for (int64_t place = bucket->first_place; place < bucket->first_place + bucket->places; place++)
         if (kernels->has_nonfinite(team, ddp->view.places[place].count, ddp->parameters[place]->grad))
             return loom_fail(LOOM_ERR_NUMERIC,
-                "the gradient of %s has a NaN or an infinity before its reduction (bucket %lld of %lld, rank %d)",
-                ddp->parameters[place]->name, (long long)index, (long long)ddp->view.bucket_count,
+                "the gradient of %s has a NaN or an infinity before its reduction (%sbucket %lld of %lld, rank %d)",
+                ddp->parameters[place]->name, since, (long long)index, (long long)ddp->view.bucket_count,
                 loom_rank_index(ddp->rank));
     return loom_fail(LOOM_ERR_INTERNAL, "bucket %lld has a NaN or an infinity between its parameters (rank %d)",
         (long long)index, loom_rank_index(ddp->rank));
@@ -73,12 +121,31 @@ static loom_status start_reduction(loom__ddp *ddp, int64_t index) {
     int64_t length = loom__ddp_part_length(ddp, bucket);
     if (loom_comm_size(dp) == 1 || ddp->options.leave_reduction)
         return LOOM_OK;
+    loom_dtype dtype = LOOM_F32;
+    void *whole = grad, *part = grad + ddp->view.shard * length;
+    if (ddp->reduced16) {
+        uint16_t *narrow = ddp->reduced16 + bucket->start;
+        ddp->narrow->narrow(loom_rank_team(ddp->rank), bucket->end - bucket->start, grad, narrow);
+        ddp->states[index].widen = true;
+        dtype = ddp->view.dtype;
+        whole = narrow;
+        part = narrow + ddp->view.shard * length;
+    }
     if (ddp->view.shards < loom_comm_size(dp))
-        return loom_all_reduce_start(dp, grad, grad, bucket->end - bucket->start, LOOM_F32, LOOM_SUM, request);
+        return loom_all_reduce_start(dp, whole, whole, bucket->end - bucket->start, dtype, LOOM_SUM, request);
     for (int64_t i = 0; i < ddp->view.shards; i++)
         ddp->part_counts[i] = length;
-    return loom_reduce_scatter_v_start(
-        dp, grad, grad + ddp->view.shard * length, ddp->part_counts, LOOM_F32, LOOM_SUM, request);
+    return loom_reduce_scatter_v_start(dp, whole, part, ddp->part_counts, dtype, LOOM_SUM, request);
+}
+
+/* A gradient that is not finite is a failure, or, under a loss scale, noted for the message about the step that is
+ * skipped. */
+static void look(loom__ddp *ddp, int64_t index) {
+    loom_status status = check_finite(ddp, index);
+    if (status != LOOM_ERR_NUMERIC || !ddp->options.note_nonfinite)
+        remember(ddp, status);
+    else if (!ddp->nonfinite[0])
+        snprintf(ddp->nonfinite, sizeof ddp->nonfinite, "%s", loom_error_message());
 }
 
 static void start_bucket(loom__ddp *ddp, int64_t index) {
@@ -92,7 +159,7 @@ static void start_bucket(loom__ddp *ddp, int64_t index) {
         parameter->grad_written = true;
     }
     if (ddp->options.check_for_nan_in_grad)
-        remember(ddp, check_finite(ddp, index));
+        look(ddp, index);
     remember(ddp, start_reduction(ddp, index));
 }
 

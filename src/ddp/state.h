@@ -15,6 +15,7 @@ typedef struct loom__ddp_lookup {
 typedef struct loom__ddp_bucket_state {
     int64_t waiting;       /* parameters that are not ready */
     loom_request *request; /* of the gradients */
+    bool widen;            /* its sum lies in reduced16 */
     loom_request *gather;  /* of the parameters */
     bool stale;            /* other members have newer parameters than those here */
 } loom__ddp_bucket_state;
@@ -29,13 +30,17 @@ struct loom__ddp {
     loom__ddp_lookup *by_address; /* sorted */
     bool *ready;                  /* of each place, in this step */
     bool *unused;                 /* of each place: no gradient in the step that made the graph static */
+    uint16_t *reduced16;          /* [elements] what is reduced; NULL where gradients are reduced in fp32 */
+    const loom_kernels16 *narrow; /* of the parameters' dtype; NULL for F32 */
     loom__ddp_bucket_state *states;
     int64_t *part_counts; /* [shards] elements of one bucket's parts */
     int64_t next_bucket;
     int64_t gathers_left; /* buckets before it have no gather under way or done since the last update */
     bool last, graph_known;
-    loom_status failure; /* the first one of this step; reported by finish */
+    int64_t bad_microbatch; /* the first one of this step after which a gradient was not finite; -1 = none known */
+    loom_status failure;    /* the first one of this step; reported by finish */
     char message[LOOM__DDP_MESSAGE];
+    char nonfinite[LOOM__DDP_MESSAGE]; /* the first note of this step, or empty */
 };
 
 /* Of a parameter, or -1. */

@@ -20,11 +20,11 @@ enum {
 
 typedef struct product {
     bool trans_a, trans_b, accumulate;
-    int64_t m, n, k, lda, ldb, ldc;
+    int64_t k, lda, ldb, ldc;
     float alpha;
     const float *a, *b;
     float *c;
-    int64_t tile_m, tile_n, tiles_n;
+    loom__gemm_cut cut;
 } product;
 
 #if defined(MEGALOOM_GEMM_DNNL)
@@ -34,14 +34,24 @@ extern void omp_set_num_threads(int threads) __attribute__((weak));
 
 void loom__gemm_prepare(void) {}
 
-static bool provider(const product *p, int64_t m, int64_t n, const float *a, const float *b, float *c) {
+int loom__gemm_begin_alone(void) {
     int before = omp_get_max_threads && omp_set_num_threads ? omp_get_max_threads() : 0;
     if (before > 1)
         omp_set_num_threads(1);
-    dnnl_status_t status = dnnl_sgemm(p->trans_a ? 'T' : 'N', p->trans_b ? 'T' : 'N', m, n, p->k, p->alpha, a, p->lda,
-        b, p->ldb, p->accumulate ? 1.0f : 0.0f, c, p->ldc);
+    return before;
+}
+
+void loom__gemm_end_alone(int before) {
     if (before > 1)
         omp_set_num_threads(before);
+}
+
+bool loom__sgemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
+    const float *b, int64_t ldb, bool accumulate, float *c, int64_t ldc) {
+    int before = loom__gemm_begin_alone();
+    dnnl_status_t status = dnnl_sgemm(
+        trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', m, n, k, alpha, a, lda, b, ldb, accumulate ? 1.0f : 0.0f, c, ldc);
+    loom__gemm_end_alone(before);
     return status == dnnl_success;
 }
 #else
@@ -53,11 +63,12 @@ void loom__gemm_prepare(void) {
         openblas_set_num_threads(1);
 }
 
-static bool provider(const product *p, int64_t m, int64_t n, const float *a, const float *b, float *c) {
-    if (p->k > INT_MAX || p->lda > INT_MAX || p->ldb > INT_MAX || p->ldc > INT_MAX)
+bool loom__sgemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
+    const float *b, int64_t ldb, bool accumulate, float *c, int64_t ldc) {
+    if (k > INT_MAX || lda > INT_MAX || ldb > INT_MAX || ldc > INT_MAX)
         return false;
-    cblas_sgemm(CblasRowMajor, p->trans_a ? CblasTrans : CblasNoTrans, p->trans_b ? CblasTrans : CblasNoTrans, (int)m,
-        (int)n, (int)p->k, p->alpha, a, (int)p->lda, b, (int)p->ldb, p->accumulate ? 1.0f : 0.0f, c, (int)p->ldc);
+    cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans, trans_b ? CblasTrans : CblasNoTrans, (int)m, (int)n,
+        (int)k, alpha, a, (int)lda, b, (int)ldb, accumulate ? 1.0f : 0.0f, c, (int)ldc);
     return true;
 }
 #endif
@@ -70,23 +81,43 @@ static int64_t tiles_of(int64_t size, int64_t tile) {
     return (size + tile - 1) / tile;
 }
 
-static void run_tile(void *argument, int64_t item, int worker) {
-    const product *p = argument;
-    (void)worker;
-    int64_t row = item / p->tiles_n * p->tile_m, column = item % p->tiles_n * p->tile_n;
-    int64_t m = smaller(p->tile_m, p->m - row), n = smaller(p->tile_n, p->n - column);
-    const float *a = p->a + (p->trans_a ? row : row * p->lda);
-    const float *b = p->b + (p->trans_b ? column * p->ldb : column);
-    float *c = p->c + row * p->ldc + column;
-    if (!provider(p, m, n, a, b, c))
-        loom__ref_gemm(
-            NULL, p->trans_a, p->trans_b, m, n, p->k, p->alpha, a, p->lda, b, p->ldb, p->accumulate, c, p->ldc);
-}
-
 /* Tiles of equal size rather than full ones and a narrow rest; multiples of 16 suit every vector width. */
 static int64_t even_tile(int64_t size, int64_t tile) {
     int64_t even = tiles_of(size, tiles_of(size, tile));
     return (even + 15) / 16 * 16;
+}
+
+loom__gemm_cut loom__gemm_cut_of(int64_t m, int64_t n) {
+    int64_t tile_m = TILE, tile_n = TILE;
+    while (tiles_of(m, tile_m) * tiles_of(n, tile_n) < TILES &&
+           (smaller(m, tile_m) > TILE_MIN || smaller(n, tile_n) > TILE_MIN)) {
+        if (smaller(m, tile_m) >= smaller(n, tile_n))
+            tile_m /= 2;
+        else
+            tile_n /= 2;
+    }
+    loom__gemm_cut cut = {m, n, even_tile(m, tile_m), even_tile(n, tile_n), 0, 0};
+    cut.tiles_n = tiles_of(n, cut.tile_n);
+    cut.tiles = tiles_of(m, cut.tile_m) * cut.tiles_n;
+    return cut;
+}
+
+loom__gemm_tile loom__gemm_tile_of(const loom__gemm_cut *cut, int64_t item) {
+    int64_t row = item / cut->tiles_n * cut->tile_m, column = item % cut->tiles_n * cut->tile_n;
+    return (loom__gemm_tile){row, column, smaller(cut->tile_m, cut->m - row), smaller(cut->tile_n, cut->n - column)};
+}
+
+static void run_tile(void *argument, int64_t item, int worker) {
+    const product *p = argument;
+    loom__gemm_tile tile = loom__gemm_tile_of(&p->cut, item);
+    (void)worker;
+    const float *a = p->a + (p->trans_a ? tile.row : tile.row * p->lda);
+    const float *b = p->b + (p->trans_b ? tile.column * p->ldb : tile.column);
+    float *c = p->c + tile.row * p->ldc + tile.column;
+    if (!loom__sgemm(
+            p->trans_a, p->trans_b, tile.m, tile.n, p->k, p->alpha, a, p->lda, b, p->ldb, p->accumulate, c, p->ldc))
+        loom__ref_gemm(NULL, p->trans_a, p->trans_b, tile.m, tile.n, p->k, p->alpha, a, p->lda, b, p->ldb,
+            p->accumulate, c, p->ldc);
 }
 
 void loom__gemm(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
@@ -99,16 +130,6 @@ void loom__gemm(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t 
                 c[i * ldc + j] = 0;
         return;
     }
-    int64_t tile_m = TILE, tile_n = TILE;
-    while (tiles_of(m, tile_m) * tiles_of(n, tile_n) < TILES &&
-           (smaller(m, tile_m) > TILE_MIN || smaller(n, tile_n) > TILE_MIN)) {
-        if (smaller(m, tile_m) >= smaller(n, tile_n))
-            tile_m /= 2;
-        else
-            tile_n /= 2;
-    }
-    product p = {trans_a, trans_b, accumulate, m, n, k, lda, ldb, ldc, alpha, a, b, c, even_tile(m, tile_m),
-        even_tile(n, tile_n), 0};
-    p.tiles_n = tiles_of(n, p.tile_n);
-    loom_team_run(team, run_tile, &p, tiles_of(m, p.tile_m) * p.tiles_n);
+    product p = {trans_a, trans_b, accumulate, k, lda, ldb, ldc, alpha, a, b, c, loom__gemm_cut_of(m, n)};
+    loom_team_run(team, run_tile, &p, p.cut.tiles);
 }

@@ -2,6 +2,7 @@
  * compiled once for each instruction set, and only a table whose set the processor has is ever handed out. A machine
  * without any of them gets the reference loops with the BLAS library's matrix product. */
 #include "kernel/gemm.h"
+#include "kernel/portable16.h"
 #include "kernel/ref/ref.h"
 #include <string.h>
 
@@ -22,14 +23,30 @@
     .attention = loom__ref_attention, .exact_sum = loom__ref_exact_sum, .has_nonfinite = loom__ref_has_nonfinite,      \
     .adamw = loom__ref_adamw, .sgd = loom__ref_sgd
 
-static const loom_kernels reference = {.name = "reference", .gemm = loom__ref_gemm, REFERENCE_ENTRIES};
-static const loom_kernels portable = {.name = "portable", .gemm = loom__gemm, REFERENCE_ENTRIES};
+static const loom_kernels reference = {.name = "reference",
+    .bf16 = &loom__reference_bf16_kernels,
+    .f16 = &loom__reference_f16_kernels,
+    .gemm = loom__ref_gemm,
+    REFERENCE_ENTRIES};
+static const loom_kernels portable = {.name = "portable",
+    .bf16 = &loom__portable_bf16_kernels,
+    .f16 = &loom__portable_f16_kernels,
+    .gemm = loom__gemm,
+    REFERENCE_ENTRIES};
 
 #if defined(MEGALOOM_KERNELS_X86)
+#include <cpuid.h>
+
 extern const loom_kernels loom__avx2_kernels, loom__avx512_kernels;
 
+/* Not every compiler's __builtin_cpu_supports knows it by name. */
+static bool has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+
 static bool has_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 static bool has_avx512(void) {

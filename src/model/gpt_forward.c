@@ -3,6 +3,7 @@
  * chunks one after the other run the operations of the whole model in their order, so that no cut changes a number. */
 #include "model/gpt.h"
 #include "parallel/parallel.h"
+#include "tensor/dtype.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,9 +140,9 @@ static loom_status last_position(loom_tape *tape, loom_tensor *x, loom_tensor **
     loom_tensor *made = NULL;
     loom_status status = loom_tensor_ready(x);
     if (!status)
-        status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 3, (int64_t[]){1, b, h}, &made);
+        status = loom_tensor_create(loom_tape_rank(tape), x->dtype, 3, (int64_t[]){1, b, h}, &made);
     if (!status)
-        memcpy(made->data, loom_tensor_f32(x) + (s - 1) * b * h, (size_t)(b * h) * sizeof(float));
+        memcpy(made->data, loom__element(x, (s - 1) * b * h), (size_t)(b * h) * loom_dtype_size(x->dtype));
     loom_tensor_release(x);
     *last = made;
     return status;
@@ -210,6 +211,7 @@ static loom_status check_input(
     const loom__gpt *gpt, const loom_forward *forward, const loom__gpt_chunk *chunk, int dims, const int64_t *shape) {
     const loom_tensor *x = forward->input;
     long long number = (long long)forward->chunk, stage = (long long)gpt->environment.stage;
+    loom_dtype dtype = gpt->set->count ? gpt->set->parameters[0].dtype : x ? x->dtype : LOOM_F32;
     char found[128], expected[128];
     if (chunk->place.embedding)
         return x ? loom_fail(LOOM_ERR_ARGUMENT,
@@ -217,13 +219,13 @@ static loom_status check_input(
                        "none",
                        number, stage)
                  : LOOM_OK;
-    describe_shape(LOOM_F32, dims, shape, expected, sizeof expected);
+    describe_shape(dtype, dims, shape, expected, sizeof expected);
     if (!x)
         return loom_fail(LOOM_ERR_ARGUMENT,
             "chunk %lld of stage %lld does not begin the model: found no activations (loom_forward.input), expected %s "
             "from the chunk before",
             number, stage, expected);
-    if (x->dtype == LOOM_F32 && x->dims == dims && memcmp(x->shape, shape, (size_t)dims * sizeof *shape) == 0)
+    if (x->dtype == dtype && x->dims == dims && memcmp(x->shape, shape, (size_t)dims * sizeof *shape) == 0)
         return LOOM_OK;
     describe_shape(x->dtype, x->dims, x->shape, found, sizeof found);
     return loom_fail(LOOM_ERR_ARGUMENT, "activations for chunk %lld of stage %lld: found %s, expected %s", number,

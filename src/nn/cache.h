@@ -8,7 +8,7 @@ typedef struct loom__kv_cache {
     int64_t layers, b, g, d; /* g: local query groups */
     int64_t capacity;        /* positions there is room for */
     int64_t length;          /* positions that all layers have seen; whoever runs the layers moves it on */
-    loom_tensor **k, **v;    /* a layer: [capacity, b, g*d] */
+    loom_tensor **k, **v;    /* a layer: [capacity, b, g*d], in the dtype of its keys */
 } loom__kv_cache;
 
 /* Memory from the rank's allocator; its elements are undefined up to the first use. Not collective. */

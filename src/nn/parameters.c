@@ -85,6 +85,9 @@ loom_status loom__parameter_set_initialize(loom__parameter_set *set, uint64_t se
         loom_parameter *parameter = &set->parameters[i];
         int64_t count = loom_parameter_count(parameter);
         float value = descriptor->initial == LOOM__INIT_ONE ? 1.0f : 0.0f;
+        if (parameter->dtype != LOOM_F32)
+            return loom_fail(LOOM_ERR_STATE, "%s is kept in %s: initial values are made in F32, before it is narrowed",
+                parameter->name, loom_dtype_name(parameter->dtype));
         for (int64_t e = 0; e < count; e++)
             parameter->data[e] = value;
         if (descriptor->initial != LOOM__INIT_NORMAL)
@@ -103,26 +106,50 @@ loom_parameter *loom__parameter_set_find(const loom__parameter_set *set, const c
     return NULL;
 }
 
+/* The local array, in its dtype, and the canonical one. */
 typedef struct copy_context {
-    float *local, *canonical;
+    loom_dtype dtype;
+    void *local;
+    float *canonical;
     int64_t owned;
 } copy_context;
 
+static uint16_t *narrow_at(const copy_context *copy, int64_t element) {
+    return (uint16_t *)copy->local + element;
+}
+
+static float *wide_at(const copy_context *copy, int64_t element) {
+    return (float *)copy->local + element;
+}
+
 static loom_status gather_run(void *context, int64_t local_first, int64_t canonical_first, int64_t count) {
     const copy_context *copy = context;
-    int64_t end = local_first + count < copy->owned ? local_first + count : copy->owned;
-    if (canonical_first >= 0 && end > local_first)
-        memcpy(
-            copy->canonical + canonical_first, copy->local + local_first, (size_t)(end - local_first) * sizeof(float));
+    int64_t end = local_first + count < copy->owned ? local_first + count : copy->owned, kept = end - local_first;
+    if (canonical_first < 0 || kept <= 0)
+        return LOOM_OK;
+    float *to = copy->canonical + canonical_first;
+    if (copy->dtype == LOOM_F32)
+        memcpy(to, wide_at(copy, local_first), (size_t)kept * sizeof(float));
+    else
+        for (int64_t i = 0; i < kept; i++) {
+            uint16_t value = *narrow_at(copy, local_first + i);
+            to[i] = copy->dtype == LOOM_BF16 ? loom_bf16_to_f32(value) : loom_f16_to_f32(value);
+        }
     return LOOM_OK;
 }
 
 static loom_status scatter_run(void *context, int64_t local_first, int64_t canonical_first, int64_t count) {
     const copy_context *copy = context;
+    const float *from = copy->canonical + canonical_first;
     if (canonical_first < 0)
-        memset(copy->local + local_first, 0, (size_t)count * sizeof(float));
+        memset((char *)copy->local + (size_t)local_first * loom_dtype_size(copy->dtype), 0,
+            (size_t)count * loom_dtype_size(copy->dtype));
+    else if (copy->dtype == LOOM_F32)
+        memcpy(wide_at(copy, local_first), from, (size_t)count * sizeof(float));
     else
-        memcpy(copy->local + local_first, copy->canonical + canonical_first, (size_t)count * sizeof(float));
+        for (int64_t i = 0; i < count; i++)
+            *narrow_at(copy, local_first + i) =
+                copy->dtype == LOOM_BF16 ? loom_f32_to_bf16(from[i]) : loom_f32_to_f16(from[i]);
     return LOOM_OK;
 }
 
@@ -132,8 +159,11 @@ loom_status loom__parameter_gather(
     const loom_parameter *parameter = &set->parameters[index];
     int64_t count = loom__descriptor_count(descriptor);
     memset(canonical, 0, (size_t)count * sizeof(float));
-    copy_context context = {
-        array == LOOM__PARAMETER_DATA ? parameter->data : parameter->grad, canonical, parameter->owned};
+    copy_context context = {LOOM_F32, parameter->grad, canonical, parameter->owned};
+    if (array == LOOM__PARAMETER_DATA) {
+        context.dtype = parameter->dtype;
+        context.local = loom_parameter_values(parameter);
+    }
     LOOM_TRY(loom__parameter_shard_runs(set->spec, descriptor, set->tp, set->tp_rank, gather_run, &context));
     /* Each canonical element is owned by one rank and zero on the others, so the sum is a copy (of −0 it makes +0). */
     return set->tp > 1 ? loom_all_reduce(tp, canonical, canonical, count, LOOM_F32, LOOM_SUM) : LOOM_OK;
@@ -208,7 +238,8 @@ loom_status loom__parameter_set_visit(const loom__parameter_set *set, loom__para
 }
 
 loom_status loom__parameter_scatter(loom__parameter_set *set, int64_t index, const float *canonical) {
-    copy_context context = {set->parameters[index].data, (float *)(uintptr_t)canonical, 0};
+    loom_parameter *parameter = &set->parameters[index];
+    copy_context context = {parameter->dtype, loom_parameter_values(parameter), (float *)(uintptr_t)canonical, 0};
     return loom__parameter_shard_runs(
         set->spec, set->part->entries[index].descriptor, set->tp, set->tp_rank, scatter_run, &context);
 }

@@ -18,7 +18,8 @@ typedef struct loom__parameter_set {
 loom_status loom__parameter_set_create(const loom__model_spec *spec, const loom__part *part, int tp, int tp_rank,
     bool sequence_parallel, loom__parameter_set **set);
 void loom__parameter_set_destroy(loom__parameter_set *set);
-/* Fills every parameter with its initial values: a function of (seed, canonical name, canonical element) alone. */
+/* Fills every parameter (F32: narrowing comes later) with its initial values: a function of (seed, canonical name,
+ * canonical element) alone. */
 loom_status loom__parameter_set_initialize(loom__parameter_set *set, uint64_t seed);
 /* The parameter of that name, or NULL. */
 loom_parameter *loom__parameter_set_find(const loom__parameter_set *set, const char *name);
@@ -26,8 +27,9 @@ loom_parameter *loom__parameter_set_find(const loom__parameter_set *set, const c
 /* Which array of a parameter: its values or its gradient. */
 typedef enum loom__parameter_array { LOOM__PARAMETER_DATA, LOOM__PARAMETER_GRAD } loom__parameter_array;
 
-/* The canonical (whole, unpadded) tensor of parameter `index` of the set, not a copy, the same on every rank of the
- * tensor group. canonical has shape[0]*shape[1] elements. Collective over tp; tp may be NULL for one rank. */
+/* The canonical (whole, unpadded) tensor of parameter `index` of the set, not a copy, in fp32 whatever it is kept in,
+ * the same on every rank of the tensor group. canonical has shape[0]*shape[1] elements. Collective over tp; tp may be
+ * NULL for one rank. */
 loom_status loom__parameter_gather(
     const loom__parameter_set *set, int64_t index, loom__parameter_array array, loom_comm *tp, float *canonical);
 /* Calls body(context, number, canonical) for every parameter of the spec in order, with its canonical tensor times
@@ -36,7 +38,7 @@ loom_status loom__parameter_gather(
 typedef loom_status (*loom__parameter_body)(void *context, int64_t number, const float *canonical);
 loom_status loom__parameter_set_visit(const loom__parameter_set *set, loom__parameter_array array, loom_comm *tp,
     loom_comm *pp, float factor, loom__parameter_body body, void *context);
-/* Takes this rank's shard out of a canonical tensor; padding rows become zero. */
+/* Takes this rank's shard out of a canonical tensor, rounded to the parameter's dtype; padding rows become zero. */
 loom_status loom__parameter_scatter(loom__parameter_set *set, int64_t index, const float *canonical);
 
 #endif

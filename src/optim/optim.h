@@ -37,6 +37,8 @@ loom_status loom__optimizer_set_token_factor(loom_optimizer *optimizer, double f
 /* From now on gradients are those of loss * scale: the step divides them again, and skips where they overflowed.
  * LOOM_ERR_CONFIG names options that cannot be. Not collective; the same on all ranks. */
 loom_status loom__optimizer_set_scaler(loom_optimizer *optimizer, const loom__scaler_options *options);
+/* In which the parameters are kept that it updates. */
+loom_dtype loom__optimizer_dtype(const loom_optimizer *optimizer);
 /* By what the loss of the coming step is to be multiplied; 1 without a scaler. */
 double loom__optimizer_loss_scale(const loom_optimizer *optimizer);
 

@@ -89,11 +89,9 @@ static loom_status place_parameter(
 
 static loom_status add_array(loom_optimizer *optimizer, const char *name, const char *dtype) {
     int64_t elements = loom__ddp_view_of(optimizer->ddp)->state_elements;
-    bool half = is(dtype, "bf16");
-    float *values;
-    LOOM_TRY(loom__buffer_create(optimizer->rank, half ? elements / 2 + 1 : elements, name, &values));
-    optimizer->state.arrays[optimizer->state.count++] =
-        (struct loom__optimizer_array){name, half ? LOOM_BF16 : LOOM_F32, values};
+    struct loom__optimizer_array array = {name, is(dtype, "bf16") ? LOOM_BF16 : LOOM_F32, NULL};
+    LOOM_TRY(loom__buffer_create(optimizer->rank, array.dtype, elements, name, &array.values));
+    optimizer->state.arrays[optimizer->state.count++] = array;
     return LOOM_OK;
 }
 
@@ -181,6 +179,10 @@ loom_status loom__optimizer_set_scaler(loom_optimizer *optimizer, const loom__sc
     return LOOM_OK;
 }
 
+loom_dtype loom__optimizer_dtype(const loom_optimizer *optimizer) {
+    return loom__ddp_view_of(optimizer->ddp)->dtype;
+}
+
 double loom__optimizer_loss_scale(const loom_optimizer *optimizer) {
     return optimizer->has_scaler ? (double)optimizer->scaler.scale : 1.0;
 }
@@ -191,6 +193,8 @@ const loom__optimizer_state *loom__optimizer_state_of(const loom_optimizer *opti
 
 size_t loom_optimizer_state_bytes(const loom_optimizer *optimizer) {
     size_t bytes = 0, elements = (size_t)loom__ddp_view_of(optimizer->ddp)->state_elements;
+    if (loom__ddp_view_of(optimizer->ddp)->master)
+        bytes += elements * sizeof(float);
     for (int i = 0; i < optimizer->state.count; i++)
         bytes += elements * loom_dtype_size(optimizer->state.arrays[i].dtype);
     return bytes;

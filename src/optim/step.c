@@ -6,10 +6,45 @@
 #include <math.h>
 #include <stdio.h>
 
-/* All members of the model-parallel group are here: they have the same numbers. */
-static loom_status fail_together(loom_optimizer *optimizer, const char *why) {
-    return loom_agree(
-        optimizer->model_parallel, loom__norm_blame(optimizer->rank, loom__ddp_view_of(optimizer->ddp), why));
+enum { NOTE = 1024 };
+
+/* Everybody gets the text of the last member that has one: a backward begins on the last stage. */
+static loom_status share_note(loom_comm *group, char note[NOTE]) {
+    int64_t place = note[0] ? loom_comm_rank(group) : -1;
+    LOOM_TRY(loom_all_reduce(group, &place, &place, 1, LOOM_I64, LOOM_MAX));
+    return place < 0 ? LOOM_OK : loom_broadcast(group, note, NOTE, LOOM_U8, (int)place);
+}
+
+/* A status that is bad, whose message is where a gradient of the model is not finite: as its rank noted it before the
+ * reduction, which spreads it over the data-parallel group, else behind it. All ranks that hold the model and its
+ * copies are here: they have the same numbers. */
+static loom_status find_nonfinite(loom_optimizer *optimizer, const char *why) {
+    const char *own = loom__ddp_nonfinite(optimizer->ddp);
+    const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
+    char note[NOTE] = "";
+    snprintf(note, sizeof note, "%s", own ? own : "");
+    if (optimizer->has_scaler) {
+        LOOM_TRY(share_note(view->dp, note));
+        LOOM_TRY(share_note(optimizer->model_parallel, note));
+    }
+    if (note[0])
+        return loom_fail(LOOM_ERR_NUMERIC, "%s%s", why, note);
+    LOOM_TRY(loom_agree(optimizer->model_parallel, loom__norm_blame(optimizer->rank, view, why)));
+    return loom_fail(
+        LOOM_ERR_INTERNAL, "%sno rank finds the gradient (rank %d)", why, loom_rank_index(optimizer->rank));
+}
+
+/* Said once, whichever rank it comes from. */
+static loom_status tell_skip(loom_optimizer *optimizer, double scale) {
+    loom_status found = find_nonfinite(optimizer, "");
+    if (found != LOOM_ERR_NUMERIC && found != LOOM_ERR_ABORTED)
+        return found;
+    if (loom_rank_index(optimizer->rank) == 0)
+        loom_rank_log(optimizer->rank, LOOM_LOG_WARNING,
+            "update %lld is skipped, %lld so far: %s; loss scale %.10g, next %.10g",
+            (long long)optimizer->steps_done + 1, (long long)optimizer->skipped_steps, loom_error_message(), scale,
+            loom__optimizer_loss_scale(optimizer));
+    return LOOM_OK;
 }
 
 /* The gradients have a NaN or an infinity somewhere. */
@@ -19,17 +54,37 @@ static loom_status overflowed(loom_optimizer *optimizer) {
     double scale = loom__optimizer_loss_scale(optimizer);
     if (optimizer->has_scaler && !loom__scaler_update(&optimizer->scaler, true)) {
         optimizer->skipped_steps++;
-        return LOOM_OK;
+        return tell_skip(optimizer, scale);
     }
     if (optimizer->has_scaler)
         snprintf(why, sizeof why,
-            "step %lld: the gradients overflow although the loss scale is at its floor, %g (min_loss_scale): ", step,
+            "step %lld: the gradients overflow although the loss scale is at its floor, %.10g (min_loss_scale): ", step,
             scale);
     else
         snprintf(why, sizeof why, "step %lld: ", step);
-    LOOM_TRY(fail_together(optimizer, why));
-    return loom_fail(
-        LOOM_ERR_INTERNAL, "%sno rank finds the gradient (rank %d)", why, loom_rank_index(optimizer->rank));
+    return find_nonfinite(optimizer, why);
+}
+
+/* The masters that an update changes, or the parameters themselves where they are fp32. */
+static float *weights_of(const loom__ddp_view *view, const loom__ddp_part *at) {
+    return view->master ? view->master + at->state : view->data + at->start;
+}
+
+static void round_weights(const loom_optimizer *optimizer, const loom__ddp_view *view, const loom__ddp_part *at) {
+    const loom_kernels *kernels = loom_rank_kernels(optimizer->rank);
+    if (view->master)
+        (view->dtype == LOOM_BF16 ? kernels->bf16 : kernels->f16)
+            ->narrow(loom_rank_team(optimizer->rank), at->count, view->master + at->state, view->data16 + at->start);
+}
+
+void loom_optimizer_reload_model_params(loom_optimizer *optimizer) {
+    const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
+    const loom_kernels *kernels = loom_rank_kernels(optimizer->rank);
+    for (int64_t place = 0; view->master && place < view->place_count; place++) {
+        const loom__ddp_part *at = &view->parts[place];
+        (view->dtype == LOOM_BF16 ? kernels->bf16 : kernels->f16)
+            ->widen(loom_rank_team(optimizer->rank), at->count, view->data16 + at->start, view->master + at->state);
+    }
 }
 
 static void update_adam(loom_optimizer *optimizer, const loom_optimizer_group *groups, float grad_scale) {
@@ -56,8 +111,9 @@ static void update_adam(loom_optimizer *optimizer, const loom_optimizer_group *g
         adamw.lr = group->lr;
         adamw.weight_decay = group->weight_decay;
         loom_rank_kernels(optimizer->rank)
-            ->adamw(loom_rank_team(optimizer->rank), at->count, &adamw, view->grad + at->start, view->data + at->start,
-                m, v, config->amsgrad ? (float *)arrays[2].values + at->state : NULL);
+            ->adamw(loom_rank_team(optimizer->rank), at->count, &adamw, view->grad + at->start, weights_of(view, at), m,
+                v, config->amsgrad ? (float *)arrays[2].values + at->state : NULL);
+        round_weights(optimizer, view, at);
     }
 }
 
@@ -74,8 +130,9 @@ static void update_sgd(loom_optimizer *optimizer, const loom_optimizer_group *gr
         sgd.lr = group->lr;
         sgd.weight_decay = group->weight_decay;
         loom_rank_kernels(optimizer->rank)
-            ->sgd(loom_rank_team(optimizer->rank), at->count, &sgd, view->grad + at->start, view->data + at->start,
+            ->sgd(loom_rank_team(optimizer->rank), at->count, &sgd, view->grad + at->start, weights_of(view, at),
                 momentum ? momentum + at->state : NULL);
+        round_weights(optimizer, view, at);
     }
 }
 

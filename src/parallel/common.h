@@ -3,6 +3,7 @@
 #define PARALLEL_COMMON_H
 
 #include "parallel/parallel.h"
+#include "tensor/dtype.h"
 
 #define KERNELS(tape) loom_rank_kernels(loom_tape_rank(tape))
 #define TEAM(tape) loom_rank_team(loom_tape_rank(tape))

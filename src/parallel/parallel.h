@@ -1,7 +1,8 @@
 /* Operations that contain communication over the tensor-parallel group. Shapes: s sequence, b microbatch; a tensor that
  * is sharded over the sequence has s/tp rows on each rank. Every function is collective over `tp` (which may have one
  * member) and differentiable; `sequence_parallel` must be false for a group of one. Outputs may have communication
- * pending. */
+ * pending. F32, BF16 or F16 as the local operations are: inputs, parameters and outputs of one dtype; losses are F32.
+ */
 #ifndef PARALLEL_PARALLEL_H
 #define PARALLEL_PARALLEL_H
 

@@ -8,13 +8,13 @@ loom_status loom__gather_sequence_start(loom_tape *tape, loom_tensor *x, loom_co
     LOOM_TRY(loom_tensor_ready(x));
     loom_tensor *made;
     LOOM_TRY(loom_tensor_create(
-        loom_tape_rank(tape), LOOM_F32, 3, (int64_t[]){x->shape[0] * size, x->shape[1], x->shape[2]}, &made));
+        loom_tape_rank(tape), x->dtype, 3, (int64_t[]){x->shape[0] * size, x->shape[1], x->shape[2]}, &made));
     int64_t *counts = malloc((size_t)size * sizeof *counts);
     loom_status status = counts ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a gather");
     for (int i = 0; !status && i < size; i++)
         counts[i] = loom_tensor_count(x);
     if (!status)
-        status = loom_all_gather_v_start(tp, x->data, made->data, counts, LOOM_F32, &made->pending);
+        status = loom_all_gather_v_start(tp, x->data, made->data, counts, x->dtype, &made->pending);
     free(counts);
     if (status) {
         loom_tensor_release(made);
@@ -33,7 +33,7 @@ loom_status loom__reduce_start(
         return LOOM_OK;
     }
     if (!sequence_parallel) {
-        LOOM_TRY(loom_all_reduce_start(tp, x->data, x->data, loom_tensor_count(x), LOOM_F32, LOOM_SUM, &x->pending));
+        LOOM_TRY(loom_all_reduce_start(tp, x->data, x->data, loom_tensor_count(x), x->dtype, LOOM_SUM, &x->pending));
         *sum = loom_tensor_retain(x);
         return LOOM_OK;
     }
@@ -44,13 +44,13 @@ loom_status loom__reduce_start(
             (long long)((x->shape[0] / size + 1) * size));
     loom_tensor *part;
     LOOM_TRY(loom_tensor_create(
-        loom_tape_rank(tape), LOOM_F32, 3, (int64_t[]){x->shape[0] / size, x->shape[1], x->shape[2]}, &part));
+        loom_tape_rank(tape), x->dtype, 3, (int64_t[]){x->shape[0] / size, x->shape[1], x->shape[2]}, &part));
     int64_t *counts = malloc((size_t)size * sizeof *counts);
     loom_status status = counts ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a reduction");
     for (int i = 0; !status && i < size; i++)
         counts[i] = loom_tensor_count(part);
     if (!status)
-        status = loom_reduce_scatter_v_start(tp, x->data, part->data, counts, LOOM_F32, LOOM_SUM, &part->pending);
+        status = loom_reduce_scatter_v_start(tp, x->data, part->data, counts, x->dtype, LOOM_SUM, &part->pending);
     free(counts);
     if (status) {
         loom_tensor_release(part);

@@ -35,8 +35,8 @@ static loom_status embedding_weight(loom_tape *tape, loom_node *node, loom_tenso
     if (!status) {
         bool accumulate;
         float *grad = loom_parameter_begin_grad(state->table, &accumulate);
-        KERNELS(tape)->embedding_backward(TEAM(tape), full->shape[0] * full->shape[1], full->shape[2], state->tokens,
-            state->first_row, state->table->shape[0], loom_tensor_f32(full), accumulate, grad);
+        LOOM__KERNEL(tape, full->dtype, embedding_backward, full->shape[0] * full->shape[1], full->shape[2],
+            state->tokens, state->first_row, state->table->shape[0], full->data, accumulate, grad);
     }
     loom_tensor_release(full);
     return status;
@@ -61,10 +61,12 @@ loom_status loom__vocab_embedding(loom_tape *tape, const int64_t *tokens, int64_
     int64_t h = table->shape[1];
     loom_tensor *partial = NULL, *y = NULL;
     loom_node *node = NULL;
-    loom_status status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 3, (int64_t[]){s, b, h}, &partial);
+    loom_status status = loom_tensor_create(loom_tape_rank(tape), table->dtype, 3, (int64_t[]){s, b, h}, &partial);
+    if (!status)
+        status = loom__check_dtype(tape, embedding_op.name, partial);
     if (!status) {
-        KERNELS(tape)->embedding(
-            TEAM(tape), s * b, h, made.tokens, first_row, table->shape[0], table->data, loom_tensor_f32(partial));
+        LOOM__KERNEL(tape, table->dtype, embedding, s * b, h, made.tokens, first_row, table->shape[0],
+            loom_parameter_values(table), partial->data);
         status = loom__reduce_start(tape, partial, tp, sequence_parallel, &y);
     }
     loom_tensor_release(partial);
@@ -92,8 +94,8 @@ static loom_status position_weight(loom_tape *tape, loom_node *node, loom_tensor
     embedding_state *state = loom_node_state(node);
     bool accumulate;
     float *grad = loom_parameter_begin_grad(state->table, &accumulate);
-    KERNELS(tape)->embedding_backward(TEAM(tape), d_y->shape[0] * d_y->shape[1], d_y->shape[2], state->tokens, 0,
-        state->table->shape[0], loom_tensor_f32(d_y), accumulate, grad);
+    LOOM__KERNEL(tape, d_y->dtype, embedding_backward, d_y->shape[0] * d_y->shape[1], d_y->shape[2], state->tokens, 0,
+        state->table->shape[0], d_y->data, accumulate, grad);
     return LOOM_OK;
 }
 
@@ -101,6 +103,8 @@ static const loom_op position_op = {"position embedding", position_input, positi
 
 loom_status loom__position_embedding(loom_tape *tape, loom_tensor *x, loom_parameter *table, const int64_t *positions,
     int64_t position_offset, loom_tensor **output) {
+    LOOM_TRY(loom__check_dtype(tape, position_op.name, x));
+    LOOM_TRY(loom__check_parameter_dtype(position_op.name, x, table));
     LOOM_TRY(loom_tensor_ready(x));
     LOOM_TRY(loom_parameter_ready(table));
     int64_t s = x->shape[0], b = x->shape[1], h = x->shape[2];
@@ -120,10 +124,11 @@ loom_status loom__position_embedding(loom_tape *tape, loom_tensor *x, loom_param
     embedding_state made = {.table = table, .tokens = rows};
     loom_tensor *y = NULL;
     loom_node *node = NULL;
-    loom_status status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 3, x->shape, &y);
+    loom_status status = loom_tensor_create(loom_tape_rank(tape), x->dtype, 3, x->shape, &y);
     if (!status) {
-        KERNELS(tape)->embedding(TEAM(tape), s * b, h, rows, 0, table->shape[0], table->data, loom_tensor_f32(y));
-        KERNELS(tape)->add(TEAM(tape), s * b * h, loom_tensor_f32(x), loom_tensor_f32(y));
+        LOOM__KERNEL(
+            tape, x->dtype, embedding, s * b, h, rows, 0, table->shape[0], loom_parameter_values(table), y->data);
+        LOOM__KERNEL(tape, x->dtype, add, s * b * h, x->data, y->data);
         status = loom_tape_record(
             tape, &position_op, sizeof made, (loom_tensor *[]){x}, 1, (loom_parameter *[]){table}, 1, y, &node);
     }
@@ -155,9 +160,9 @@ static loom_status entropy_input(loom_tape *tape, loom_node *node, loom_tensor *
     /* In place where nobody else looks at the logits; an evaluation that kept them gets to keep them. */
     if (loom_tensor_is_shared(logits)) {
         loom_tensor *copy = NULL;
-        status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, logits->dims, logits->shape, &copy);
+        status = loom_tensor_create(loom_tape_rank(tape), logits->dtype, logits->dims, logits->shape, &copy);
         if (!status)
-            memcpy(copy->data, logits->data, (size_t)loom_tensor_count(logits) * sizeof(float));
+            memcpy(copy->data, logits->data, (size_t)loom_tensor_count(logits) * loom_dtype_size(logits->dtype));
         loom_tensor_release(logits);
         logits = copy;
     }
@@ -170,7 +175,7 @@ static loom_status entropy_input(loom_tape *tape, loom_node *node, loom_tensor *
     for (int64_t r = 0; r < rows; r++)
         loom_tensor_f32(scale)[r] = state->targets[r] < 0 ? 0.0f : loom_tensor_f32(d_losses)[r];
     int64_t v = logits->shape[2];
-    KERNELS(tape)->cross_entropy_backward(TEAM(tape), rows, v, state->valid, loom_tensor_f32(logits), state->targets,
+    LOOM__KERNEL(tape, logits->dtype, cross_entropy_backward, rows, v, state->valid, logits->data, state->targets,
         state->first_column, loom_tensor_f32(maximum), loom_tensor_f32(sum), loom_tensor_f32(scale));
     loom_tensor_release(scale);
     return loom_tape_give(tape, node, 0, logits);
@@ -202,6 +207,7 @@ static loom_status combine(loom_comm *tp, int64_t rows, float *maximum, float *p
 
 loom_status loom__vocab_cross_entropy(loom_tape *tape, loom_tensor *logits, const int64_t *labels, int64_t first_column,
     int64_t valid, int64_t vocabulary, loom_comm *tp, loom_tensor **losses) {
+    LOOM_TRY(loom__check_dtype(tape, entropy_op.name, logits));
     LOOM_TRY(loom_tensor_ready(logits));
     int64_t s = logits->shape[0], b = logits->shape[1], v = logits->shape[2], rows = s * b;
     loom_tensor *maximum = NULL, *pair = NULL, *y = NULL;
@@ -219,8 +225,8 @@ loom_status loom__vocab_cross_entropy(loom_tape *tape, loom_tensor *logits, cons
         status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 2, (int64_t[]){s, b}, &y);
     if (!status) {
         float *sum = loom_tensor_f32(pair), *target = sum + rows;
-        KERNELS(tape)->cross_entropy_local(TEAM(tape), rows, v, valid, loom_tensor_f32(logits), made.targets,
-            first_column, loom_tensor_f32(maximum), sum, target);
+        LOOM__KERNEL(tape, logits->dtype, cross_entropy_local, rows, v, valid, logits->data, made.targets, first_column,
+            loom_tensor_f32(maximum), sum, target);
         status = combine(tp, rows, loom_tensor_f32(maximum), sum);
         for (int64_t r = 0; !status && r < rows; r++)
             loom_tensor_f32(y)[r] = made.targets[r] < 0 ? 0.0f : logf(sum[r]) + loom_tensor_f32(maximum)[r] - target[r];
@@ -245,24 +251,38 @@ loom_status loom__vocab_cross_entropy(loom_tape *tape, loom_tensor *logits, cons
     return LOOM_OK;
 }
 
+/* `count` elements in fp32. */
+static void widen(loom_dtype dtype, const void *from, int64_t count, float *to) {
+    const uint16_t *narrow = from;
+    if (dtype == LOOM_F32)
+        memcpy(to, from, (size_t)count * sizeof *to);
+    else
+        for (int64_t i = 0; i < count; i++)
+            to[i] = dtype == LOOM_BF16 ? loom_bf16_to_f32(narrow[i]) : loom_f16_to_f32(narrow[i]);
+}
+
 loom_status loom__gather_logits(loom_tensor *logits, int64_t vocabulary, loom_comm *tp, float *out) {
     LOOM_TRY(loom_tensor_ready(logits));
     int64_t s = logits->shape[0], b = logits->shape[1], v = logits->shape[2], size = loom__tp_size(tp);
     int64_t count = s * b * v;
-    float *all = malloc((size_t)(count * size + 1) * sizeof *all);
+    size_t element = loom_dtype_size(logits->dtype);
+    if (logits->dtype != LOOM_F32 && !loom_dtype_is_narrow(logits->dtype))
+        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: gathering %s logits; what works: F32, BF16, F16",
+            loom_dtype_name(logits->dtype));
+    char *all = malloc((size_t)(count * size + 1) * element);
     if (!all)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld logits", (long long)(count * size));
     loom_status status = LOOM_OK;
     if (size > 1)
-        status = loom_all_gather(tp, logits->data, all, count, LOOM_F32);
+        status = loom_all_gather(tp, logits->data, all, count, logits->dtype);
     else
-        memcpy(all, logits->data, (size_t)count * sizeof *all);
+        memcpy(all, logits->data, (size_t)count * element);
     for (int64_t r = 0; !status && r < size; r++)
         for (int64_t row = 0; row < s * b; row++) {
             int64_t first = r * v, width = first + v <= vocabulary ? v : vocabulary - first;
             if (width > 0)
-                memcpy(out + (row % b * s + row / b) * vocabulary + first, all + r * count + row * v,
-                    (size_t)width * sizeof *out);
+                widen(logits->dtype, all + (size_t)(r * count + row * v) * element, width,
+                    out + (row % b * s + row / b) * vocabulary + first);
         }
     free(all);
     return status;

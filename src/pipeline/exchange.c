@@ -26,7 +26,7 @@ struct loom__outgoing {
 };
 
 loom_status loom__exchange_open(loom__exchange *exchange, loom_rank *rank, loom_comm *group, int64_t chunks,
-    loom_dtype wire, bool variable_shapes) {
+    loom_dtype activations, loom_dtype wire, bool variable_shapes) {
     int64_t most = LOOM_TAG_COUNT / (FLOWS * PARTS * LEAST_WINDOW);
     if (chunks > most)
         return loom_fail(LOOM_ERR_CONFIG,
@@ -37,6 +37,7 @@ loom_status loom__exchange_open(loom__exchange *exchange, loom_rank *rank, loom_
         .group = group,
         .chunks = chunks,
         .window = LOOM_TAG_COUNT / (FLOWS * PARTS * chunks),
+        .activations = activations,
         .wire = wire,
         .variable_shapes = variable_shapes};
     return LOOM_OK;
@@ -60,46 +61,34 @@ static bool is_lent(const loom__exchange *exchange) {
 
 /* ---- conversion ---- */
 
-static void narrow(loom_dtype to, int64_t count, const float *from, uint16_t *out) {
-    if (to == LOOM_BF16)
-        for (int64_t i = 0; i < count; i++)
-            out[i] = loom_f32_to_bf16(from[i]);
-    else
-        for (int64_t i = 0; i < count; i++)
-            out[i] = loom_f32_to_f16(from[i]);
+static float value_at(loom_dtype dtype, const void *values, int64_t i) {
+    switch (dtype) {
+    case LOOM_BF16:
+        return loom_bf16_to_f32(((const uint16_t *)values)[i]);
+    case LOOM_F16:
+        return loom_f16_to_f32(((const uint16_t *)values)[i]);
+    default:
+        return ((const float *)values)[i];
+    }
 }
 
-static void widen(loom_dtype of, int64_t count, const uint16_t *from, float *out) {
-    if (of == LOOM_BF16)
-        for (int64_t i = 0; i < count; i++)
-            out[i] = loom_bf16_to_f32(from[i]);
-    else
-        for (int64_t i = 0; i < count; i++)
-            out[i] = loom_f16_to_f32(from[i]);
-}
-
-/* Takes the reference of `tensor`. */
-static loom_status to_wire(const loom__exchange *exchange, loom_tensor *tensor, loom_tensor **wire) {
-    if (exchange->wire == LOOM_F32) {
-        *wire = tensor;
+/* Takes the reference of `tensor`; rounds once. */
+static loom_status convert(
+    const loom__exchange *exchange, loom_tensor *tensor, loom_dtype dtype, loom_tensor **converted) {
+    if (tensor->dtype == dtype) {
+        *converted = tensor;
         return LOOM_OK;
     }
-    loom_status status = loom_tensor_create(exchange->rank, exchange->wire, tensor->dims, tensor->shape, wire);
-    if (!status)
-        narrow(exchange->wire, loom_tensor_count(tensor), loom_tensor_f32(tensor), (*wire)->data);
+    loom_status status = loom_tensor_create(exchange->rank, dtype, tensor->dims, tensor->shape, converted);
+    int64_t count = status ? 0 : loom_tensor_count(tensor);
+    for (int64_t i = 0; i < count; i++) {
+        float value = value_at(tensor->dtype, tensor->data, i);
+        if (dtype == LOOM_F32)
+            loom_tensor_f32(*converted)[i] = value;
+        else
+            ((uint16_t *)(*converted)->data)[i] = dtype == LOOM_BF16 ? loom_f32_to_bf16(value) : loom_f32_to_f16(value);
+    }
     loom_tensor_release(tensor);
-    return status;
-}
-
-static loom_status from_wire(const loom__exchange *exchange, loom_tensor *wire, loom_tensor **tensor) {
-    if (exchange->wire == LOOM_F32) {
-        *tensor = wire;
-        return LOOM_OK;
-    }
-    loom_status status = loom_tensor_create(exchange->rank, LOOM_F32, wire->dims, wire->shape, tensor);
-    if (!status)
-        widen(exchange->wire, loom_tensor_count(wire), wire->data, loom_tensor_f32(*tensor));
-    loom_tensor_release(wire);
     return status;
 }
 
@@ -162,7 +151,7 @@ loom_status loom__exchange_take(loom__exchange *exchange, loom__incoming *incomi
             loom_tensor_release(wire);
         return status;
     }
-    return from_wire(exchange, wire, tensor);
+    return convert(exchange, wire, exchange->activations, tensor);
 }
 
 void loom__exchange_cancel_incoming(loom__exchange *exchange, loom__incoming *incoming, loom_status why) {
@@ -233,7 +222,7 @@ loom_status loom__exchange_send(
         return status;
     }
     loom_tensor *wire = NULL;
-    LOOM_TRY(to_wire(exchange, tensor, &wire));
+    LOOM_TRY(convert(exchange, tensor, exchange->wire, &wire));
     loom__outgoing *outgoing = calloc(1, sizeof *outgoing);
     if (!outgoing) {
         loom_tensor_release(wire);

@@ -30,7 +30,7 @@ typedef struct loom__exchange {
     loom_rank *rank;
     loom_comm *group;
     int64_t chunks, window; /* microbatches that have tags of their own */
-    loom_dtype wire;
+    loom_dtype activations, wire;
     bool variable_shapes;
     loom__incoming *opening; /* whose shape is awaited, oldest first */
     loom__outgoing *first, *last;
@@ -38,16 +38,16 @@ typedef struct loom__exchange {
 } loom__exchange;
 
 /* Errors: LOOM_ERR_CONFIG when the chunks leave too few tags for the microbatches in flight. */
-loom_status loom__exchange_open(
-    loom__exchange *exchange, loom_rank *rank, loom_comm *group, int64_t chunks, loom_dtype wire, bool variable_shapes);
+loom_status loom__exchange_open(loom__exchange *exchange, loom_rank *rank, loom_comm *group, int64_t chunks,
+    loom_dtype activations, loom_dtype wire, bool variable_shapes);
 /* Starts a receive. The shape is that of the activation; not used with variable shapes. */
 loom_status loom__exchange_post(
     loom__exchange *exchange, loom__incoming *incoming, const loom__message *message, int dims, const int64_t *shape);
-/* Waits for it; *tensor is F32 and the caller's. */
+/* Waits for it; *tensor has the dtype of activations and is the caller's. */
 loom_status loom__exchange_take(loom__exchange *exchange, loom__incoming *incoming, loom_tensor **tensor);
 /* Whether take would return at once. */
 bool loom__exchange_arrived(const loom__incoming *incoming);
-/* Starts a send of the F32 tensor, whose reference it takes, also on failure; memory is given back when it is done. At
+/* Starts a send of the tensor, whose reference it takes, also on failure; memory is given back when it is done. At
  * most `most` sends are under way afterwards (0: no limit). */
 loom_status loom__exchange_send(
     loom__exchange *exchange, const loom__message *message, loom_tensor *tensor, int64_t most);

@@ -48,8 +48,8 @@ loom_status loom__pipeline_create(
     pipeline->options = *options;
     pipeline->stage = loom_comm_rank(group);
     pipeline->stages = loom_comm_size(group);
-    loom_status status =
-        loom__exchange_open(&pipeline->exchange, rank, group, options->chunks, options->wire, options->variable_shapes);
+    loom_status status = loom__exchange_open(&pipeline->exchange, rank, group, options->chunks, options->activations,
+        options->wire, options->variable_shapes);
     if (status) {
         free(pipeline);
         return status;
@@ -207,7 +207,7 @@ static loom_status check_output(const loom__pipeline *p, const loom_tensor *outp
     bool same = output->dims == run->dims;
     for (int i = 0; same && i < run->dims; i++)
         same = output->shape[i] == run->shape[i];
-    if (output->dtype == LOOM_F32 && (same || p->options.variable_shapes))
+    if (output->dtype == p->options.activations && (same || p->options.variable_shapes))
         return LOOM_OK;
     char found[128] = "", expected[128] = "";
     for (int i = 0, at = 0; i < output->dims; i++)
@@ -215,9 +215,9 @@ static loom_status check_output(const loom__pipeline *p, const loom_tensor *outp
     for (int i = 0, at = 0; i < run->dims; i++)
         at += snprintf(expected + at, sizeof expected - (size_t)at, "%s%lld", i ? ", " : "", (long long)run->shape[i]);
     return loom_fail(LOOM_ERR_ARGUMENT,
-        "the activations for the next stage are [%s] of %s, expected [%s] of F32 like those of all microbatches of the "
+        "the activations for the next stage are [%s] of %s, expected [%s] of %s like those of all microbatches of the "
         "step (model.variable_seq_lengths allows other shapes)",
-        found, loom_dtype_name(output->dtype), expected);
+        found, loom_dtype_name(output->dtype), expected, loom_dtype_name(p->options.activations));
 }
 
 /* What the tape knows of a tensor stays when its memory goes. */
@@ -284,8 +284,8 @@ static loom_status keep_input_gradient(loom__pipeline *p, cell *c) {
         c->d_input = loom_tensor_retain(gradient);
         return LOOM_OK;
     }
-    LOOM_TRY(loom_tensor_create(p->rank, LOOM_F32, c->input.dims, c->input.shape, &c->d_input));
-    memset(c->d_input->data, 0, (size_t)loom_tensor_count(c->d_input) * sizeof(float));
+    LOOM_TRY(loom_tensor_create(p->rank, c->input.dtype, c->input.dims, c->input.shape, &c->d_input));
+    memset(c->d_input->data, 0, (size_t)loom_tensor_count(c->d_input) * loom_dtype_size(c->input.dtype));
     return LOOM_OK;
 }
 

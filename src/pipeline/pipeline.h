@@ -28,9 +28,9 @@ typedef struct loom__pipeline_record {
 /* What instructions stand for. All are called by the rank's own thread; an error ends the run of the list. */
 typedef struct loom__pipeline_work {
     void *context;
-    /* One forward. input is a leaf of the tape; NULL where the model begins. *output: activations (F32) for the chunk
-     * after, or, where the model ends, what its backward starts from, whose gradient is *d_output (of the same shape;
-     * asked for in training only). The executor takes both references. */
+    /* One forward. input is a leaf of the tape; NULL where the model begins. *output: activations (in the dtype of the
+     * options) for the chunk after, or, where the model ends, what its backward starts from, whose gradient is
+     * *d_output (of the same shape; asked for in training only). The executor takes both references. */
     loom_status (*forward)(void *context, int64_t microbatch, int64_t chunk, loom_tape *tape, loom_tensor *input,
         loom_tensor **output, loom_tensor **d_output);
     /* The last computation of the microbatch on this stage is over: its batch is not needed any more. */
@@ -56,9 +56,10 @@ typedef struct loom__pipeline_run {
 } loom__pipeline_run;
 
 typedef struct loom__pipeline_options {
-    int64_t chunks;       /* of the model, on this stage; at least 1 */
-    loom_dtype wire;      /* F32, BF16 or F16: what travels; computations stay in F32 */
-    bool variable_shapes; /* every message is preceded by its shape; else all of a run have one */
+    int64_t chunks;         /* of the model, on this stage; at least 1 */
+    loom_dtype activations; /* F32, BF16 or F16: what chunks take and give, and their gradients */
+    loom_dtype wire;        /* F32, BF16 or F16: what travels */
+    bool variable_shapes;   /* every message is preceded by its shape; else all of a run have one */
 } loom__pipeline_options;
 
 /* What a run has shown. */

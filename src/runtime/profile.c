@@ -118,119 +118,126 @@ static int64_t width(loom_activation act, int64_t f) {
 }
 
 /* X(kernel, parameters, arguments, floating point operations, bytes): what a call must compute and move at least.
- * Operations are counted where they are matrix products, bytes where the memory sets the pace. */
-#define KERNELS(X)                                                                                                     \
+ * Operations are counted where they are matrix products, bytes where the memory sets the pace. Those of both tables
+ * first, with their element; then those of fp32 alone and of 16 bits alone. */
+#define KERNELS(X, ELEMENT)                                                                                            \
     X(gemm,                                                                                                            \
-        (loom_team * team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha, const float *a,   \
-            int64_t lda, const float *b, int64_t ldb, bool accumulate, float *c, int64_t ldc),                         \
+        (loom_team * team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha, const ELEMENT *a, \
+            int64_t lda, const ELEMENT *b, int64_t ldb, bool accumulate, ELEMENT *c, int64_t ldc),                     \
         (team, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, accumulate, c, ldc), 2.0 * product(m, n) * (double)k, \
-        floats(product(m, k) + product(k, n) + (accumulate ? 2.0 : 1.0) * product(m, n)))                              \
-    X(bias_add, (loom_team * team, int64_t rows, int64_t cols, const float *x, const float *bias, float *y),           \
-        (team, rows, cols, x, bias, y), 0, floats(2 * product(rows, cols)))                                            \
-    X(bias_gradient, (loom_team * team, int64_t rows, int64_t cols, const float *d_y, bool accumulate, float *d_bias), \
-        (team, rows, cols, d_y, accumulate, d_bias), 0, floats(product(rows, cols)))                                   \
-    X(add, (loom_team * team, int64_t count, const float *x, float *y), (team, count, x, y), 0,                        \
-        floats(3 * (double)count))                                                                                     \
-    X(scale, (loom_team * team, int64_t count, float factor, const float *x, float *y), (team, count, factor, x, y),   \
-        0, floats(2 * (double)count))                                                                                  \
+        (double)sizeof(ELEMENT) * (product(m, k) + product(k, n) + (accumulate ? 2.0 : 1.0) * product(m, n)))          \
+    X(bias_add, (loom_team * team, int64_t rows, int64_t cols, const ELEMENT *x, const float *bias, ELEMENT *y),       \
+        (team, rows, cols, x, bias, y), 0, (double)sizeof(ELEMENT) * (2 * product(rows, cols)))                        \
+    X(bias_gradient,                                                                                                   \
+        (loom_team * team, int64_t rows, int64_t cols, const ELEMENT *d_y, bool accumulate, float *d_bias),            \
+        (team, rows, cols, d_y, accumulate, d_bias), 0, (double)sizeof(ELEMENT) * (product(rows, cols)))               \
+    X(add, (loom_team * team, int64_t count, const ELEMENT *x, ELEMENT *y), (team, count, x, y), 0,                    \
+        (double)sizeof(ELEMENT) * (3 * (double)count))                                                                 \
+    X(scale, (loom_team * team, int64_t count, float factor, const ELEMENT *x, ELEMENT *y),                            \
+        (team, count, factor, x, y), 0, (double)sizeof(ELEMENT) * (2 * (double)count))                                 \
     X(layernorm,                                                                                                       \
-        (loom_team * team, int64_t rows, int64_t h, float eps, const float *x, const float *weight, const float *bias, \
-            float *y, float *mean, float *rstd),                                                                       \
-        (team, rows, h, eps, x, weight, bias, y, mean, rstd), 0, floats(2 * product(rows, h)))                         \
+        (loom_team * team, int64_t rows, int64_t h, float eps, const ELEMENT *x, const float *weight,                  \
+            const float *bias, ELEMENT *y, float *mean, float *rstd),                                                  \
+        (team, rows, h, eps, x, weight, bias, y, mean, rstd), 0, (double)sizeof(ELEMENT) * (2 * product(rows, h)))     \
     X(layernorm_backward_input,                                                                                        \
-        (loom_team * team, int64_t rows, int64_t h, const float *x, const float *weight, const float *mean,            \
-            const float *rstd, const float *d_y, float *d_x),                                                          \
-        (team, rows, h, x, weight, mean, rstd, d_y, d_x), 0, floats(3 * product(rows, h)))                             \
+        (loom_team * team, int64_t rows, int64_t h, const ELEMENT *x, const float *weight, const float *mean,          \
+            const float *rstd, const ELEMENT *d_y, ELEMENT *d_x),                                                      \
+        (team, rows, h, x, weight, mean, rstd, d_y, d_x), 0, (double)sizeof(ELEMENT) * (3 * product(rows, h)))         \
     X(layernorm_backward_weight,                                                                                       \
-        (loom_team * team, int64_t rows, int64_t h, const float *x, const float *mean, const float *rstd,              \
-            const float *d_y, bool accumulate, float *d_weight, float *d_bias),                                        \
-        (team, rows, h, x, mean, rstd, d_y, accumulate, d_weight, d_bias), 0, floats(2 * product(rows, h)))            \
+        (loom_team * team, int64_t rows, int64_t h, const ELEMENT *x, const float *mean, const float *rstd,            \
+            const ELEMENT *d_y, bool accumulate, float *d_weight, float *d_bias),                                      \
+        (team, rows, h, x, mean, rstd, d_y, accumulate, d_weight, d_bias), 0,                                          \
+        (double)sizeof(ELEMENT) * (2 * product(rows, h)))                                                              \
     X(rmsnorm,                                                                                                         \
-        (loom_team * team, int64_t rows, int64_t h, float eps, const float *x, const float *weight, float *y,          \
+        (loom_team * team, int64_t rows, int64_t h, float eps, const ELEMENT *x, const float *weight, ELEMENT *y,      \
             float *rstd),                                                                                              \
-        (team, rows, h, eps, x, weight, y, rstd), 0, floats(2 * product(rows, h)))                                     \
+        (team, rows, h, eps, x, weight, y, rstd), 0, (double)sizeof(ELEMENT) * (2 * product(rows, h)))                 \
     X(rmsnorm_backward_input,                                                                                          \
-        (loom_team * team, int64_t rows, int64_t h, const float *x, const float *weight, const float *rstd,            \
-            const float *d_y, float *d_x),                                                                             \
-        (team, rows, h, x, weight, rstd, d_y, d_x), 0, floats(3 * product(rows, h)))                                   \
+        (loom_team * team, int64_t rows, int64_t h, const ELEMENT *x, const float *weight, const float *rstd,          \
+            const ELEMENT *d_y, ELEMENT *d_x),                                                                         \
+        (team, rows, h, x, weight, rstd, d_y, d_x), 0, (double)sizeof(ELEMENT) * (3 * product(rows, h)))               \
     X(rmsnorm_backward_weight,                                                                                         \
-        (loom_team * team, int64_t rows, int64_t h, const float *x, const float *rstd, const float *d_y,               \
+        (loom_team * team, int64_t rows, int64_t h, const ELEMENT *x, const float *rstd, const ELEMENT *d_y,           \
             bool accumulate, float *d_weight),                                                                         \
-        (team, rows, h, x, rstd, d_y, accumulate, d_weight), 0, floats(2 * product(rows, h)))                          \
+        (team, rows, h, x, rstd, d_y, accumulate, d_weight), 0, (double)sizeof(ELEMENT) * (2 * product(rows, h)))      \
     X(activation,                                                                                                      \
-        (loom_team * team, loom_activation act, int64_t rows, int64_t f, const float *x, const float *bias, float *y), \
-        (team, act, rows, f, x, bias, y), 0, floats(product(rows, width(act, f) + f)))                                 \
+        (loom_team * team, loom_activation act, int64_t rows, int64_t f, const ELEMENT *x, const float *bias,          \
+            ELEMENT *y),                                                                                               \
+        (team, act, rows, f, x, bias, y), 0, (double)sizeof(ELEMENT) * (product(rows, width(act, f) + f)))             \
     X(activation_backward,                                                                                             \
-        (loom_team * team, loom_activation act, int64_t rows, int64_t f, const float *x, const float *bias,            \
-            const float *d_y, float *d_x),                                                                             \
-        (team, act, rows, f, x, bias, d_y, d_x), 0, floats(product(rows, 2 * width(act, f) + f)))                      \
+        (loom_team * team, loom_activation act, int64_t rows, int64_t f, const ELEMENT *x, const float *bias,          \
+            const ELEMENT *d_y, ELEMENT *d_x),                                                                         \
+        (team, act, rows, f, x, bias, d_y, d_x), 0, (double)sizeof(ELEMENT) * (product(rows, 2 * width(act, f) + f)))  \
     X(bias_dropout_add,                                                                                                \
-        (loom_team * team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout, const float *x,   \
-            const float *bias, const float *residual, float *y),                                                       \
+        (loom_team * team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout, const ELEMENT *x, \
+            const float *bias, const ELEMENT *residual, ELEMENT *y),                                                   \
         (team, rows, h, dropout, x, bias, residual, y), 0,                                                             \
-        floats((residual ? 3.0 : 2.0) * product(rows->s, rows->b) * (double)h))                                        \
+        (double)sizeof(ELEMENT) * ((residual ? 3.0 : 2.0) * product(rows->s, rows->b) * (double)h))                    \
     X(dropout_backward,                                                                                                \
-        (loom_team * team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout, const float *d_y, \
-            float *d_x),                                                                                               \
-        (team, rows, h, dropout, d_y, d_x), 0, floats(2 * product(rows->s, rows->b) * (double)h))                      \
+        (loom_team * team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout,                   \
+            const ELEMENT *d_y, ELEMENT *d_x),                                                                         \
+        (team, rows, h, dropout, d_y, d_x), 0, (double)sizeof(ELEMENT) * (2 * product(rows->s, rows->b) * (double)h))  \
     X(embedding,                                                                                                       \
         (loom_team * team, int64_t rows, int64_t h, const int64_t *tokens, int64_t first_row, int64_t table_rows,      \
-            const float *table, float *y),                                                                             \
-        (team, rows, h, tokens, first_row, table_rows, table, y), 0, floats(2 * product(rows, h)))                     \
+            const ELEMENT *table, ELEMENT *y),                                                                         \
+        (team, rows, h, tokens, first_row, table_rows, table, y), 0, (double)sizeof(ELEMENT) * (2 * product(rows, h))) \
     X(embedding_backward,                                                                                              \
         (loom_team * team, int64_t rows, int64_t h, const int64_t *tokens, int64_t first_row, int64_t table_rows,      \
-            const float *d_y, bool accumulate, float *d_table),                                                        \
+            const ELEMENT *d_y, bool accumulate, float *d_table),                                                      \
         (team, rows, h, tokens, first_row, table_rows, d_y, accumulate, d_table), 0,                                   \
-        floats(3 * product(rows, h) + (accumulate ? 0 : product(table_rows, h))))                                      \
+        (double)sizeof(ELEMENT) * (3 * product(rows, h) + (accumulate ? 0 : product(table_rows, h))))                  \
     X(rope,                                                                                                            \
         (loom_team * team, int64_t s, int64_t b, int64_t stride, int64_t groups, int64_t heads_per_group,              \
             int64_t group_stride, int64_t d, int64_t rotary_d, const float *cosine, const float *sine,                 \
-            const int32_t *positions, int64_t position_offset, bool inverse, float *x),                                \
+            const int32_t *positions, int64_t position_offset, bool inverse, ELEMENT *x),                              \
         (team, s, b, stride, groups, heads_per_group, group_stride, d, rotary_d, cosine, sine, positions,              \
             position_offset, inverse, x),                                                                              \
-        0, floats(2 * product(s, b) * product(groups, heads_per_group) * (double)rotary_d))                            \
+        0, (double)sizeof(ELEMENT) * (2 * product(s, b) * product(groups, heads_per_group) * (double)rotary_d))        \
     X(cross_entropy_local,                                                                                             \
-        (loom_team * team, int64_t rows, int64_t v_local, int64_t v_valid, const float *logits,                        \
+        (loom_team * team, int64_t rows, int64_t v_local, int64_t v_valid, const ELEMENT *logits,                      \
             const int64_t *targets, int64_t first_column, float *maximum, float *sum, float *target_logit),            \
         (team, rows, v_local, v_valid, logits, targets, first_column, maximum, sum, target_logit), 0,                  \
-        floats(product(rows, v_local)))                                                                                \
+        (double)sizeof(ELEMENT) * (product(rows, v_local)))                                                            \
     X(cross_entropy_backward,                                                                                          \
-        (loom_team * team, int64_t rows, int64_t v_local, int64_t v_valid, float *logits, const int64_t *targets,      \
+        (loom_team * team, int64_t rows, int64_t v_local, int64_t v_valid, ELEMENT * logits, const int64_t *targets,   \
             int64_t first_column, const float *maximum, const float *sum, const float *row_scale),                     \
         (team, rows, v_local, v_valid, logits, targets, first_column, maximum, sum, row_scale), 0,                     \
-        floats(2 * product(rows, v_local)))                                                                            \
+        (double)sizeof(ELEMENT) * (2 * product(rows, v_local)))                                                        \
+    X(attention_block,                                                                                                 \
+        (loom_team * team, const loom_attention_block *block, const ELEMENT *q, const ELEMENT *k, const ELEMENT *v,    \
+            float *accumulator, float *maximum, float *sum),                                                           \
+        (team, block, q, k, v, accumulator, maximum, sum), 4.0 * pairs(block) * (double)block->d,                      \
+        (double)sizeof(ELEMENT) * (3 * query_elements(block) + key_elements(block)))                                   \
+    X(attention_finish,                                                                                                \
+        (loom_team * team, const loom_attention_block *block, const float *accumulator, const float *maximum,          \
+            const float *sum, ELEMENT *out, int64_t out_stride, float *log_sum_exp),                                   \
+        (team, block, accumulator, maximum, sum, out, out_stride, log_sum_exp), 0,                                     \
+        (double)sizeof(ELEMENT) * (2 * query_elements(block)))                                                         \
+    X(attention_delta,                                                                                                 \
+        (loom_team * team, const loom_attention_block *block, const ELEMENT *out, const ELEMENT *d_out,                \
+            int64_t out_stride, float *delta),                                                                         \
+        (team, block, out, d_out, out_stride, delta), 0, (double)sizeof(ELEMENT) * (2 * query_elements(block)))        \
+    X(attention_block_backward,                                                                                        \
+        (loom_team * team, const loom_attention_block *block, const ELEMENT *q, const ELEMENT *k, const ELEMENT *v,    \
+            const ELEMENT *d_out, int64_t out_stride, const float *log_sum_exp, const float *delta, bool accumulate_q, \
+            bool accumulate_kv, ELEMENT *d_q, ELEMENT *d_k, ELEMENT *d_v),                                             \
+        (team, block, q, k, v, d_out, out_stride, log_sum_exp, delta, accumulate_q, accumulate_kv, d_q, d_k, d_v),     \
+        10.0 * pairs(block) * (double)block->d,                                                                        \
+        (double)sizeof(ELEMENT) * (3 * query_elements(block) + 2 * key_elements(block)))                               \
+    X(attention,                                                                                                       \
+        (loom_team * team, const loom_attention_block *block, const ELEMENT *q, const ELEMENT *k, const ELEMENT *v,    \
+            ELEMENT *out, int64_t out_stride, float *log_sum_exp),                                                     \
+        (team, block, q, k, v, out, out_stride, log_sum_exp), 4.0 * pairs(block) * (double)block->d,                   \
+        (double)sizeof(ELEMENT) * (2 * query_elements(block) + key_elements(block)))
+#define KERNELS32(X)                                                                                                   \
     X(attention_begin,                                                                                                 \
         (loom_team * team, const loom_attention_block *block, float *accumulator, float *maximum, float *sum),         \
         (team, block, accumulator, maximum, sum), 0, floats(query_elements(block)))                                    \
-    X(attention_block,                                                                                                 \
-        (loom_team * team, const loom_attention_block *block, const float *q, const float *k, const float *v,          \
-            float *accumulator, float *maximum, float *sum),                                                           \
-        (team, block, q, k, v, accumulator, maximum, sum), 4.0 * pairs(block) * (double)block->d,                      \
-        floats(3 * query_elements(block) + key_elements(block)))                                                       \
     X(attention_merge,                                                                                                 \
         (loom_team * team, const loom_attention_block *block, const float *other_accumulator,                          \
             const float *other_maximum, const float *other_sum, float *accumulator, float *maximum, float *sum),       \
         (team, block, other_accumulator, other_maximum, other_sum, accumulator, maximum, sum), 0,                      \
         floats(3 * query_elements(block)))                                                                             \
-    X(attention_finish,                                                                                                \
-        (loom_team * team, const loom_attention_block *block, const float *accumulator, const float *maximum,          \
-            const float *sum, float *out, int64_t out_stride, float *log_sum_exp),                                     \
-        (team, block, accumulator, maximum, sum, out, out_stride, log_sum_exp), 0, floats(2 * query_elements(block)))  \
-    X(attention_delta,                                                                                                 \
-        (loom_team * team, const loom_attention_block *block, const float *out, const float *d_out,                    \
-            int64_t out_stride, float *delta),                                                                         \
-        (team, block, out, d_out, out_stride, delta), 0, floats(2 * query_elements(block)))                            \
-    X(attention_block_backward,                                                                                        \
-        (loom_team * team, const loom_attention_block *block, const float *q, const float *k, const float *v,          \
-            const float *d_out, int64_t out_stride, const float *log_sum_exp, const float *delta, bool accumulate_q,   \
-            bool accumulate_kv, float *d_q, float *d_k, float *d_v),                                                   \
-        (team, block, q, k, v, d_out, out_stride, log_sum_exp, delta, accumulate_q, accumulate_kv, d_q, d_k, d_v),     \
-        10.0 * pairs(block) * (double)block->d, floats(3 * query_elements(block) + 2 * key_elements(block)))           \
-    X(attention,                                                                                                       \
-        (loom_team * team, const loom_attention_block *block, const float *q, const float *k, const float *v,          \
-            float *out, int64_t out_stride, float *log_sum_exp),                                                       \
-        (team, block, q, k, v, out, out_stride, log_sum_exp), 4.0 * pairs(block) * (double)block->d,                   \
-        floats(2 * query_elements(block) + key_elements(block)))                                                       \
     X(adamw,                                                                                                           \
         (loom_team * team, int64_t count, const loom_adamw *adamw, const float *d_w, float *w, void *m, void *v,       \
             float *v_max),                                                                                             \
@@ -239,6 +246,16 @@ static int64_t width(loom_activation act, int64_t f) {
         (team, count, sgd, d_w, w, momentum), 0, floats((momentum ? 5 : 3) * (double)count))                           \
     X(exact_sum, (loom_team * team, int power, int64_t count, const float *x, loom_exact_sum *sum),                    \
         (team, power, count, x, sum), 0, floats((double)count))
+#define KERNELS16(X)                                                                                                   \
+    X(widen, (loom_team * team, int64_t count, const uint16_t *x, float *y), (team, count, x, y), 0,                   \
+        6 * (double)count)                                                                                             \
+    X(narrow, (loom_team * team, int64_t count, const float *x, uint16_t *y), (team, count, x, y), 0,                  \
+        6 * (double)count)                                                                                             \
+    X(gemm_f32,                                                                                                        \
+        (loom_team * team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,                   \
+            const uint16_t *a, int64_t lda, const uint16_t *b, int64_t ldb, bool accumulate, float *c, int64_t ldc),   \
+        (team, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, accumulate, c, ldc), 2.0 * product(m, n) * (double)k, \
+        2.0 * (product(m, k) + product(k, n)) + floats((accumulate ? 2.0 : 1.0) * product(m, n)))
 
 typedef struct visit {
     profiler *profiler;
@@ -256,29 +273,60 @@ static void end_kernel(const visit *v) {
     go_to(v->profiler, v->before);
 }
 
-#define WRAPPER(kernel, parameters, arguments, flops, bytes)                                                           \
-    static void watched_##kernel parameters {                                                                          \
+#define WRAPPER_OF(prefix, table, kernel, parameters, arguments, flops, bytes)                                         \
+    static void prefix##_##kernel parameters {                                                                         \
         visit inside = begin_kernel(team, #kernel, flops, bytes);                                                      \
-        inside.profiler->kernels->kernel arguments;                                                                    \
+        inside.profiler->kernels->table kernel arguments;                                                              \
         end_kernel(&inside);                                                                                           \
     }
-KERNELS(WRAPPER)
+#define WRAPPER(...) WRAPPER_OF(watched, , __VA_ARGS__)
+#define WRAPPER_BF16(...) WRAPPER_OF(watched_bf16, bf16->, __VA_ARGS__)
+#define WRAPPER_F16(...) WRAPPER_OF(watched_f16, f16->, __VA_ARGS__)
+KERNELS(WRAPPER, float)
+KERNELS32(WRAPPER)
+KERNELS(WRAPPER_BF16, uint16_t)
+KERNELS16(WRAPPER_BF16)
+KERNELS(WRAPPER_F16, uint16_t)
+KERNELS16(WRAPPER_F16)
 #undef WRAPPER
+#undef WRAPPER_BF16
+#undef WRAPPER_F16
 
-static bool watched_has_nonfinite(loom_team *team, int64_t count, const float *x) {
-    visit inside = begin_kernel(team, "has_nonfinite", 0, floats((double)count));
-    bool found = inside.profiler->kernels->has_nonfinite(team, count, x);
-    end_kernel(&inside);
-    return found;
-}
+#define NONFINITE(prefix, table, element)                                                                              \
+    static bool prefix##_has_nonfinite(loom_team *team, int64_t count, const element *x) {                             \
+        visit inside = begin_kernel(team, "has_nonfinite", 0, (double)sizeof(element) * (double)count);                \
+        bool found = inside.profiler->kernels->table has_nonfinite(team, count, x);                                    \
+        end_kernel(&inside);                                                                                           \
+        return found;                                                                                                  \
+    }
+NONFINITE(watched, , float)
+NONFINITE(watched_bf16, bf16->, uint16_t)
+NONFINITE(watched_f16, f16->, uint16_t)
+#undef NONFINITE
 
-static const loom_kernels watched = {
-    .name = "profiled",
 #define ENTRY(kernel, parameters, arguments, flops, bytes) .kernel = watched_##kernel,
-    KERNELS(ENTRY)
-#undef ENTRY
-        .has_nonfinite = watched_has_nonfinite,
+#define ENTRY_BF16(kernel, parameters, arguments, flops, bytes) .kernel = watched_bf16_##kernel,
+#define ENTRY_F16(kernel, parameters, arguments, flops, bytes) .kernel = watched_f16_##kernel,
+
+static const loom_kernels16 watched_bf16 = {
+    KERNELS(ENTRY_BF16, uint16_t) KERNELS16(ENTRY_BF16).has_nonfinite = watched_bf16_has_nonfinite};
+static const loom_kernels16 watched_f16 = {
+    KERNELS(ENTRY_F16, uint16_t) KERNELS16(ENTRY_F16).has_nonfinite = watched_f16_has_nonfinite};
+
+/* One for each set of tables that the measured one may have. */
+#define WATCHED(of_bf16, of_f16)                                                                                       \
+    {                                                                                                                  \
+        .name = "profiled", .bf16 = (of_bf16), .f16 = (of_f16),                                                        \
+        KERNELS(ENTRY, float) KERNELS32(ENTRY).has_nonfinite = watched_has_nonfinite                                   \
+    }
+static const loom_kernels watched[2][2] = {
+    {WATCHED(NULL, NULL), WATCHED(NULL, &watched_f16)},
+    {WATCHED(&watched_bf16, NULL), WATCHED(&watched_bf16, &watched_f16)},
 };
+#undef WATCHED
+#undef ENTRY
+#undef ENTRY_BF16
+#undef ENTRY_F16
 
 /* ---- collectives ---- */
 
@@ -317,7 +365,7 @@ loom_status loom_profile_begin(loom_rank *rank) {
         .began = loom__clock()};
     p->last = p->began;
     rank->profiler = p;
-    rank->kernels = &watched;
+    rank->kernels = &watched[p->kernels->bf16 != NULL][p->kernels->f16 != NULL];
     rank->endpoint->watch = &p->watch;
     loom__team_set_watcher(rank->team, p);
     return LOOM_OK;

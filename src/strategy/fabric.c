@@ -49,7 +49,13 @@ loom_status loom_fabric_create(loom_rank *rank, const loom_megatron_strategy_con
         fabric->config.ddp_config = (loom_ddp_config){0};
     /* The reference's constructor turns it off with pytorch, whatever it is given. */
     fabric->no_ddp_communication_hook = config->no_ddp_communication_hook && !fabric->pytorch_ddp;
-    fabric->precision_plugin = config->precision ? config->precision : loom_precision_plugin_fp32();
+    loom__precision_make(precision, &fabric->precision);
+    fabric->precision_plugin = config->precision ? config->precision : &fabric->precision.plugin;
+    fabric->pipeline_dtype = config->pipeline_dtype ? config->pipeline_dtype : "fp32";
+    if (config->precision)
+        fabric->precision.has_scaler = false; /* whoever brings a plugin sets its scaler up */
+    else if (fabric->precision.wire_given || !config->pipeline_dtype)
+        fabric->pipeline_dtype = fabric->precision.wire;
     fabric->accelerator = config->accelerator ? config->accelerator : loom_accelerator_cpu();
     fabric->environment = config->cluster_environment ? config->cluster_environment : loom_cluster_environment_rank();
     fabric->sampler = config->data_sampler;

@@ -23,6 +23,7 @@ typedef struct step_work {
     void *receive_context;
     microbatch *microbatches; /* [num_microbatches] */
     int64_t read;
+    bool warned; /* of a loss or an activation that is not finite */
 } step_work;
 
 static loom_status call(const step_work *work, loom_event event) {
@@ -73,6 +74,8 @@ static bool keeps_logits(const step_work *work) {
 
 static void finished(void *context, int64_t number) {
     const step_work *work = context;
+    if (work->step->mode == LOOM_TRAINING)
+        loom__ddp_note_microbatch(work->parallel->ddp, number);
     if (keeps_logits(work))
         return;
     loom_batch_destroy(work->microbatches[number].batch);
@@ -123,77 +126,125 @@ static bool ends(const loom_parallel *parallel, int64_t chunk) {
 
 static bool has_nonfinite(const loom_parallel *parallel, const loom_tensor *tensor) {
     loom_rank *rank = parallel->fabric->rank;
-    return loom_rank_kernels(rank)->has_nonfinite(
-        loom_rank_team(rank), loom_tensor_count(tensor), loom_tensor_f32(tensor));
+    const loom_kernels *kernels = loom_rank_kernels(rank);
+    loom_team *team = loom_rank_team(rank);
+    int64_t count = loom_tensor_count(tensor);
+    switch (tensor->dtype) {
+    case LOOM_F32:
+        return kernels->has_nonfinite(team, count, tensor->data);
+    case LOOM_BF16:
+        return kernels->bf16->has_nonfinite(team, count, tensor->data);
+    case LOOM_F16:
+        return kernels->f16->has_nonfinite(team, count, tensor->data);
+    default:
+        return false;
+    }
 }
 
-/* Runs the forward again with every operation's output checked, to name the first one that is not finite. `mine`: what
- * is bad is on this rank; else another tensor rank ends the run with its name. Collective over the tensor ranks. */
-static loom_status name_nonfinite(const step_work *work, const loom_forward *done, bool mine) {
+/* What goes to the next stage. Each tensor rank may have other rows of it, and all must know. */
+static loom_status look_at_output(const loom_parallel *parallel, const loom_tensor *output, bool *bad) {
+    int64_t found = has_nonfinite(parallel, output);
+    loom_comm *tensor_ranks = parallel->fabric->groups[LOOM_GROUP_TP];
+    if (loom_comm_size(tensor_ranks) > 1)
+        LOOM_TRY(loom_all_reduce(tensor_ranks, &found, &found, 1, LOOM_I64, LOOM_MAX));
+    *bad = found;
+    return LOOM_OK;
+}
+
+/* Runs the forward again with every operation's output checked, to name the first one that is not finite. All tensor
+ * ranks come here, and all of them go through the whole forward: its collectives need them. */
+static loom_status find_nonfinite(const step_work *work, const loom_forward *done) {
     loom_parallel *parallel = work->parallel;
-    const loom_step *step = work->step;
-    loom_tape_options options = {.check_finite = true};
+    char found[LOOM_NONFINITE_BYTES] = "";
+    loom_tape_options options = {.check_finite = true, .nonfinite = found};
     loom_forward forward = {.batch = done->batch, .chunk = done->chunk, .training = done->training};
     loom_tape *tape = NULL;
     loom_tensor *output = NULL, *input = NULL;
+    /* The stage before has looked at it, so that it was finite when it left. */
+    bool narrowed = done->input && has_nonfinite(parallel, done->input);
     loom_status status = loom_tape_create(parallel->fabric->rank, &options, &tape);
     if (!status && done->input)
         status = loom_tensor_view(done->input, done->input->dims, done->input->shape, &input);
     if (input)
         input->tape = 0; /* it is a value of the tape that is kept */
     forward.input = input;
-    /* The stage before has looked at it, so that it was finite when it left. */
-    if (input && has_nonfinite(parallel, input))
-        status = loom_fail(LOOM_ERR_NUMERIC,
-            "what came from the stage before is too large for strategy.pipeline_dtype %s; bf16 and fp32 hold more",
-            parallel->fabric->config.pipeline_dtype ? parallel->fabric->config.pipeline_dtype : "fp32");
     if (!status)
         status = parallel->module->forward(parallel->module->context, tape, &forward, &output);
     loom_tensor_release(output);
     loom_tensor_release(input);
     loom_tape_destroy(tape);
-    if (!status && !mine)
-        LOOM_TRY(loom_barrier(parallel->fabric->groups[LOOM_GROUP_TP]));
-    if (!status)
-        status = loom_fail(LOOM_ERR_NUMERIC, "%s has a NaN or an infinity that no operation's output shows",
-            ends(parallel, done->chunk) ? "the loss" : "what goes to the next stage");
-    return loom_fail_context(
-        status, "step %lld, microbatch %lld: ", (long long)step->number + 1, (long long)step->microbatch);
+    LOOM_TRY(status);
+    if (narrowed)
+        status = loom_fail(LOOM_ERR_NUMERIC,
+            "what came from the stage before is too large for strategy.pipeline_dtype %s; bf16 and fp32 hold more",
+            parallel->fabric->pipeline_dtype);
+    else if (found[0])
+        status = loom_fail(LOOM_ERR_NUMERIC, "%s", found);
+    LOOM_TRY(loom_agree(parallel->fabric->groups[LOOM_GROUP_TP], status));
+    return loom_fail(LOOM_ERR_NUMERIC, "%s has a NaN or an infinity that no operation's output shows",
+        ends(parallel, done->chunk) ? "the loss" : "what goes to the next stage");
 }
 
-/* Each tensor rank may have a part of the sequence, but all of them take part in the forward that finds the name. */
-static loom_status check_activations(const step_work *work, const loom_forward *forward, loom_tensor *made) {
-    loom_comm *tensor_ranks = work->parallel->fabric->groups[LOOM_GROUP_TP];
-    LOOM_TRY(loom_tensor_ready(made));
-    if (made->dtype != LOOM_F32) /* which the executor refuses */
+/* Under a loss scale a training step goes on, since its update will be skipped, and says why; else the run ends. */
+static loom_status name_nonfinite(step_work *work, const loom_forward *forward) {
+    loom_parallel *parallel = work->parallel;
+    const loom_step *step = work->step;
+    bool goes_on = forward->training && parallel->optimizer && parallel->fabric->precision.has_scaler;
+    loom_status status = loom_fail_context(find_nonfinite(work, forward),
+        "step %lld, microbatch %lld: ", (long long)step->number + 1, (long long)step->microbatch);
+    if (!goes_on || (status != LOOM_ERR_NUMERIC && status != LOOM_ERR_ABORTED))
+        return status;
+    if (!work->warned && loom_comm_rank(parallel->fabric->groups[LOOM_GROUP_TP]) == 0)
+        loom_rank_log(parallel->fabric->rank, LOOM_LOG_WARNING, "%s; no update follows", loom_error_message());
+    work->warned = true;
+    return LOOM_OK;
+}
+
+/* Nothing that comes of a bad loss may be taken for a gradient. */
+static void spoil(loom_tensor *gradient) {
+    for (int64_t i = 0; gradient && i < loom_tensor_count(gradient); i++)
+        loom_tensor_f32(gradient)[i] = NAN;
+}
+
+/* The microbatch's own loss tells whether it is bad: the sum stays bad after one that was. */
+static loom_status reduce_loss(
+    step_work *work, const loom_forward *forward, const loom_tensor *losses, loom_tensor *gradient) {
+    const loom_loss_reduction *reduction = &work->parallel->reduction;
+    loom_step *step = work->step;
+    double before = step->loss_sum;
+    if (!isfinite(before))
+        step->loss_sum = 0;
+    LOOM_TRY(reduction->forward(
+        reduction->context, forward->batch, losses, work->seed, &step->loss_sum, &step->tokens, gradient));
+    bool bad = !isfinite(step->loss_sum);
+    if (!isfinite(before))
+        step->loss_sum += before;
+    if (!bad)
         return LOOM_OK;
-    int64_t mine = has_nonfinite(work->parallel, made), any = mine;
-    if (loom_comm_size(tensor_ranks) > 1)
-        LOOM_TRY(loom_all_reduce(tensor_ranks, &mine, &any, 1, LOOM_I64, LOOM_MAX));
-    return any ? name_nonfinite(work, forward, mine != 0) : LOOM_OK;
+    LOOM_TRY(name_nonfinite(work, forward));
+    spoil(gradient);
+    return LOOM_OK;
 }
 
-static loom_status finish_model(const step_work *work, const loom_forward *forward, loom_tensor *losses,
+static loom_status finish_model(step_work *work, const loom_forward *forward, loom_tape *tape, loom_tensor **losses,
     loom_tensor *logits, loom_tensor **d_losses) {
     loom_parallel *parallel = work->parallel;
-    loom_step *step = work->step;
     const loom_precision_plugin *precision = parallel->fabric->precision_plugin;
-    const loom_loss_reduction *reduction = &parallel->reduction;
     if (precision->convert_output)
-        LOOM_TRY(precision->convert_output(precision->context, losses));
+        LOOM_TRY(precision->convert_output(precision->context, tape, losses));
+    if ((*losses)->dtype != LOOM_F32)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the losses of this module are kept in %s, expected F32",
+            loom_dtype_name((*losses)->dtype));
     if (work->receive && !logits)
         return loom_fail(LOOM_ERR_UNSUPPORTED, "this module gives no logits (loom_forward.logits)");
     if (keeps_logits(work))
-        work->microbatches[step->microbatch].logits = loom_tensor_retain(logits);
+        work->microbatches[work->step->microbatch].logits = loom_tensor_retain(logits);
     else if (work->receive)
         LOOM_TRY(hand_out_logits(work, forward->batch, logits));
     loom_tensor *gradient = NULL;
     if (d_losses)
-        LOOM_TRY(loom_tensor_create(parallel->fabric->rank, LOOM_F32, losses->dims, losses->shape, &gradient));
-    loom_status status = reduction->forward(
-        reduction->context, forward->batch, losses, work->seed, &step->loss_sum, &step->tokens, gradient);
-    if (!status && !isfinite(step->loss_sum))
-        status = name_nonfinite(work, forward, true);
+        LOOM_TRY(loom_tensor_create(parallel->fabric->rank, LOOM_F32, (*losses)->dims, (*losses)->shape, &gradient));
+    loom_status status = reduce_loss(work, forward, *losses, gradient);
     if (status) {
         loom_tensor_release(gradient);
         return status;
@@ -203,14 +254,14 @@ static loom_status finish_model(const step_work *work, const loom_forward *forwa
     return LOOM_OK;
 }
 
-static loom_status run_module(const step_work *work, int64_t chunk, loom_tape *tape, loom_tensor *input,
-    loom_tensor **output, loom_tensor **d_output) {
+static loom_status run_module(
+    step_work *work, int64_t chunk, loom_tape *tape, loom_tensor *input, loom_tensor **output, loom_tensor **d_output) {
     loom_parallel *parallel = work->parallel;
     const loom_module *module = parallel->module;
     loom_rank *rank = parallel->fabric->rank;
     const loom_precision_plugin *precision = parallel->fabric->precision_plugin;
     loom_tensor *made = NULL, *logits = NULL;
-    bool last = ends(parallel, chunk);
+    bool last = ends(parallel, chunk), bad = false;
     loom_forward forward = {
         .batch = work->step->batch,
         .chunk = chunk,
@@ -224,9 +275,13 @@ static loom_status run_module(const step_work *work, int64_t chunk, loom_tape *t
     loom_status status = module->forward(module->context, tape, &forward, &made);
     if (!status && last) {
         loom__profile_phase(rank, LOOM_PROFILE_LOSS);
-        status = finish_model(work, &forward, made, logits, d_output);
+        status = finish_model(work, &forward, tape, &made, logits, d_output);
     } else if (!status) {
-        status = check_activations(work, &forward, made);
+        status = loom_tensor_ready(made);
+        if (!status)
+            status = look_at_output(parallel, made, &bad);
+        if (!status && bad)
+            status = name_nonfinite(work, &forward);
     }
     loom__profile_phase(rank, before);
     loom_tensor_release(logits);
@@ -326,7 +381,8 @@ static loom_status execute(step_work *work) {
 
 loom_status loom__run_microbatches(
     loom_parallel *parallel, loom_step *step, float seed, loom_logits_function receive, void *receive_context) {
-    step_work work = {parallel, step, seed, receive, receive_context, NULL, 0};
+    step_work work = {
+        .parallel = parallel, .step = step, .seed = seed, .receive = receive, .receive_context = receive_context};
     work.microbatches = calloc((size_t)step->num_microbatches, sizeof *work.microbatches);
     if (!work.microbatches)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld microbatches", (long long)step->num_microbatches);

@@ -6,6 +6,7 @@
 #include "model/huggingface_directory.h"
 #include "optim/optim.h"
 #include "strategy/strategy.h"
+#include "tensor/dtype.h"
 #include <stdlib.h>
 
 /* How the model is cut over the fabric's stages, which the fabric cannot know before there is a model. */
@@ -74,8 +75,12 @@ static loom__ddp_options megatron_options(const loom_parallel *parallel) {
         .overlap_grad_reduce = config->overlap_grad_reduce,
         .bucket_size = config->bucket_size,
         .data_parallel_size = loom_comm_size(fabric->groups[LOOM_GROUP_DP]),
+        .param_dtype = fabric->precision_plugin->params_dtype,
+        .grad_reduce_in_fp32 = config->grad_reduce_in_fp32,
         .average_in_collective = config->average_in_collective,
         .check_for_nan_in_grad = config->check_for_nan_in_grad,
+        .microbatches_noted = true,
+        .note_nonfinite = fabric->precision.has_scaler,
         .disable_bucketing = parallel->stage > 0,
         .use_distributed_optimizer = sharded,
         .pad_buckets_for_high_nccl_busbw = config->pad_buckets_for_high_nccl_busbw,
@@ -95,6 +100,8 @@ static loom__ddp_options pytorch_options(const loom_fabric *fabric) {
     elements = elements > 0 ? elements : 1;
     return (loom__ddp_options){
         .overlap_grad_reduce = true,
+        .param_dtype = fabric->precision_plugin->params_dtype,
+        .grad_reduce_in_fp32 = config->ddp_config.grad_reduce_in_fp32,
         .bucket_size = elements,
         .first_bucket_size = first < elements ? first : elements,
         .find_unused_parameters = config->find_unused_parameters,
@@ -194,6 +201,29 @@ static loom_status check_owners(const loom_parallel *parallel) {
     return status;
 }
 
+/* Without a gradient buffer: parameters get memory for 16 bits, and give that for fp32 back. */
+static loom_status narrow_parameters(loom_parallel *parallel) {
+    const loom_fabric *fabric = parallel->fabric;
+    loom_dtype dtype = fabric->precision_plugin->params_dtype;
+    int64_t elements = 0;
+    if (dtype == LOOM_F32)
+        return LOOM_OK;
+    for (int64_t i = 0; i < parallel->parameter_count; i++)
+        elements += loom_parameter_count(parallel->parameters[i]);
+    parallel->narrow_values = malloc((size_t)(elements + 1) * sizeof *parallel->narrow_values);
+    if (!parallel->narrow_values)
+        return loom_fail(
+            LOOM_ERR_MEMORY, "out of memory for %lld weights in %s", (long long)elements, loom_dtype_name(dtype));
+    uint16_t *at = parallel->narrow_values;
+    for (int64_t i = 0; i < parallel->parameter_count; i++) {
+        loom_parameter *parameter = parallel->parameters[i];
+        if (parameter->dtype == LOOM_F32)
+            loom__parameter_narrow(parameter, dtype, at);
+        at += loom_parameter_count(parameter);
+    }
+    return LOOM_OK;
+}
+
 /* Around the parameters that the module has made. */
 static loom_status wrap(loom_parallel *parallel) {
     const loom_precision_plugin *precision = parallel->fabric->precision_plugin;
@@ -204,6 +234,8 @@ static loom_status wrap(loom_parallel *parallel) {
     if (!parallel->inference) {
         LOOM_TRY(wrap_ddp(parallel));
         LOOM_TRY(find_partial(parallel));
+    } else {
+        LOOM_TRY(narrow_parameters(parallel));
     }
     return register_sampler(parallel->fabric);
 }
@@ -251,7 +283,7 @@ static loom_status setup_module(loom_fabric *fabric, loom_module *module, bool i
     parallel->inference = inference;
     parallel->is_gpt = loom__module_is_gpt(module);
     parallel->reduction = *loom_loss_reduction_masked_token();
-    parallel->token_factor = 1;
+    parallel->token_factor = parallel->loss_scale = 1;
     fabric->modules++;
     loom_status status = setup(parallel);
     if (status) {
@@ -299,6 +331,7 @@ void loom_parallel_destroy(loom_parallel *parallel) {
     destroy_module(parallel->module);
     free(parallel->partial);
     free(parallel->partial_buffer);
+    free(parallel->narrow_values);
     parallel->fabric->modules--;
     free(parallel);
 }
@@ -315,6 +348,10 @@ void loom_parallel_set_loss_reduction(loom_parallel *parallel, const loom_loss_r
 
 const loom_model_config *loom_parallel_model_config(const loom_parallel *parallel) {
     return parallel->module->config ? parallel->module->config(parallel->module->context) : NULL;
+}
+
+loom_dtype loom_parallel_dtype(const loom_parallel *parallel) {
+    return parallel->fabric->precision_plugin->params_dtype;
 }
 
 loom_status loom_parallel_parameters(loom_parallel *parallel, loom_parameter *const **parameters, int64_t *count) {
@@ -417,7 +454,7 @@ loom_status loom_gpt_write_hf(loom_parallel *parallel, bool gradients, loom_safe
     LOOM_TRY(make_whole(parallel, gradients, "write_hf"));
     loom_comm *const *groups = parallel->fabric->groups;
     return loom__hf_write(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA, groups[LOOM_GROUP_TP],
-        groups[LOOM_GROUP_PP], (float)(gradients ? parallel->token_factor : 1), writer);
+        groups[LOOM_GROUP_PP], (float)(gradients ? parallel->token_factor / parallel->loss_scale : 1), writer);
 }
 
 typedef struct visit_context {
@@ -441,7 +478,8 @@ loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
     loom_comm *const *groups = parallel->fabric->groups;
     visit_context visited = {set, body, context};
     return loom__parameter_set_visit(set, gradients ? LOOM__PARAMETER_GRAD : LOOM__PARAMETER_DATA,
-        groups[LOOM_GROUP_TP], groups[LOOM_GROUP_PP], (float)(gradients ? parallel->token_factor : 1), visit, &visited);
+        groups[LOOM_GROUP_TP], groups[LOOM_GROUP_PP],
+        (float)(gradients ? parallel->token_factor / parallel->loss_scale : 1), visit, &visited);
 }
 
 static bool writes_hf(const loom_parallel *parallel) {

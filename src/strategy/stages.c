@@ -1,5 +1,6 @@
 /* How a module is cut over the stages of the pipeline. The layers that a stage gets are arithmetic on the model's and
  * the strategy's fields (<megaloom/stages.h>), the same on every rank; so every rank finds the same faults. */
+#include "config/precision.h"
 #include "config/sizes.h"
 #include "strategy/strategy.h"
 #include <stdio.h>
@@ -40,12 +41,6 @@ static loom_status find_chunks(loom_parallel *parallel, loom_stage **out) {
     return LOOM_OK;
 }
 
-static loom_dtype wire_dtype(const char *name) {
-    if (name && strcmp(name, "bf16") == 0)
-        return LOOM_BF16;
-    return name && strcmp(name, "fp16") == 0 ? LOOM_F16 : LOOM_F32;
-}
-
 loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks) {
     const loom_fabric *fabric = parallel->fabric;
     loom_comm *group = fabric->groups[LOOM_GROUP_PP];
@@ -67,7 +62,8 @@ loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks) {
     const loom_model_config *model = loom_parallel_model_config(parallel);
     loom__pipeline_options options = {
         .chunks = parallel->chunk_count,
-        .wire = wire_dtype(fabric->config.pipeline_dtype),
+        .activations = fabric->precision_plugin->params_dtype,
+        .wire = loom__dtype_called(fabric->pipeline_dtype, LOOM_F32),
         .variable_shapes = model && model->parallel.variable_seq_lengths,
     };
     loom_status status = loom__pipeline_create(fabric->rank, group, &options, &parallel->pipeline);

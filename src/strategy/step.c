@@ -68,8 +68,11 @@ static loom_status sum_ends(loom_parallel *parallel) {
     return LOOM_OK;
 }
 
-loom_status loom__parallel_finish_gradients(loom_parallel *parallel) {
-    LOOM_TRY(loom__ddp_finish(parallel->ddp));
+loom_status loom__parallel_finish_gradients(loom_parallel *parallel, const loom_step *step) {
+    loom_status status = loom__ddp_finish(parallel->ddp);
+    if (status == LOOM_ERR_NUMERIC)
+        return loom_fail_context(status, "step %lld: ", (long long)step->number + 1);
+    LOOM_TRY(status);
     LOOM_TRY(sum_partial(parallel));
     const loom_module *module = parallel->module;
     if (module->finalize_gradients)
@@ -111,9 +114,12 @@ static loom_status run_step(
     step->global_batch_size = step->micro_batch_size * step->num_microbatches * dp;
     double expected = (double)step->global_batch_size * (double)step->seq_length;
     bool average = parallel->fabric->config.ddp_config.average_in_collective;
-    float seed = (float)((average ? (double)dp : 1.0) / expected);
-    if (training)
+    double loss_scale = training && parallel->optimizer ? loom__optimizer_loss_scale(parallel->optimizer) : 1.0;
+    float seed = (float)((average ? (double)dp : 1.0) * loss_scale / expected);
+    if (training) {
+        parallel->loss_scale = loss_scale;
         loom__ddp_begin_step(parallel->ddp);
+    }
     LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCHES_START, step));
     loom__trace_step_begins(parallel);
     /* Operations wait for the parameters that they read; a user's module may read them elsewhere. */
@@ -124,7 +130,7 @@ static loom_status run_step(
     loom__trace_step_ends(parallel, step);
     LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCHES_END, step));
     loom_profile_phase before = loom__profile_phase(parallel->fabric->rank, LOOM_PROFILE_REDUCTION);
-    loom_status status = training ? loom__parallel_finish_gradients(parallel) : LOOM_OK;
+    loom_status status = training ? loom__parallel_finish_gradients(parallel, step) : LOOM_OK;
     if (!status)
         status = reduce(parallel, step, expected);
     loom__profile_phase(parallel->fabric->rank, before);

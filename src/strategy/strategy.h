@@ -5,6 +5,7 @@
 #include "ddp/ddp.h"
 #include "pipeline/pipeline.h"
 #include "runtime/rank.h"
+#include "strategy/precision.h"
 #include <megaloom/stages.h>
 #include <megaloom/strategy.h>
 
@@ -12,6 +13,8 @@ struct loom_fabric {
     loom_rank *rank;
     loom_megatron_strategy_config config;
     const loom_precision_plugin *precision_plugin;
+    loom__precision precision;  /* the plugin points to it where the configuration brings none */
+    const char *pipeline_dtype; /* that messages between stages have */
     const loom_accelerator *accelerator;
     const loom_cluster_environment *environment;
     const loom_data_sampler *sampler;
@@ -70,6 +73,8 @@ struct loom_parallel {
     loom_optimizer *optimizer;
     int64_t steps[LOOM_PREDICT + 1]; /* of each mode so far */
     double token_factor;             /* expected / valid tokens of the last training step */
+    double loss_scale;               /* by which the gradients of the last training step are too large */
+    uint16_t *narrow_values;         /* of all parameters, where they have 16 bits and no gradient buffer; or NULL */
 };
 
 typedef struct loom__source {
@@ -112,6 +117,6 @@ void loom__trace_step_ends(loom_parallel *parallel, const loom_step *step);
 void loom__trace_free(loom_parallel *parallel);
 /* Everything after the last backward: buckets, partial sums over tensor ranks, replicas, the two ends of the pipeline.
  * Collective. */
-loom_status loom__parallel_finish_gradients(loom_parallel *parallel);
+loom_status loom__parallel_finish_gradients(loom_parallel *parallel, const loom_step *step);
 
 #endif

@@ -1,6 +1,6 @@
 /* The local operations: each is one kernel forward, one backward, and what has to be kept between them. Nothing here
  * communicates; `parallel` builds on the same door. */
-#include "tensor/operations.h"
+#include "tensor/dtype.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ static int64_t last_axis(const loom_tensor *x) {
 }
 
 static loom_status create_like(loom_tape *tape, const loom_tensor *like, loom_tensor **out) {
-    return loom_tensor_create(loom_tape_rank(tape), LOOM_F32, like->dims, like->shape, out);
+    return loom_tensor_create(loom_tape_rank(tape), like->dtype, like->dims, like->shape, out);
 }
 
 /* The end of every forward: on failure the output goes back, on success it is handed out. */
@@ -31,19 +31,13 @@ static loom_status save(loom_node *node, loom_tensor *const *tensors, int count)
     return LOOM_OK;
 }
 
-/* Operations compute in fp32: memory of another dtype would be read past its end. */
-static loom_status check_f32(const loom_op *op, const loom_tensor *x) {
-    if (x && x->dtype != LOOM_F32)
-        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: %s of %s tensors; what works: F32", op->name,
-            loom_dtype_name(x->dtype));
-    return LOOM_OK;
-}
-
 /* A weight or bias over the last axis; NULL is none. */
-static loom_status check_vector(loom_parameter *parameter, int64_t width) {
+static loom_status check_vector(const loom_op *op, const loom_tensor *x, loom_parameter *parameter) {
+    int64_t width = last_axis(x);
     if (parameter && (parameter->dims != 1 || parameter->shape[0] != width))
         return loom_fail(LOOM_ERR_ARGUMENT, "%s has %lld elements, its input's last axis %lld", parameter->name,
             (long long)parameter->shape[0], (long long)width);
+    LOOM_TRY(loom__check_parameter_dtype(op->name, x, parameter));
     return loom_parameter_ready(parameter);
 }
 
@@ -59,15 +53,6 @@ static loom_status check_sample_numbers(const loom_dropout *dropout, const int64
 
 /* ---- normalization ---- */
 
-loom_status loom__one_plus(loom_tape *tape, const loom_parameter *weight, loom_tensor **factor) {
-    loom_tensor *made;
-    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 1, weight->shape, &made));
-    for (int64_t i = 0; i < weight->shape[0]; i++)
-        loom_tensor_f32(made)[i] = 1.0f + weight->data[i];
-    *factor = made;
-    return LOOM_OK;
-}
-
 typedef struct norm_state {
     loom_parameter *weight, *bias; /* bias NULL: RMSNorm */
 } norm_state;
@@ -75,16 +60,17 @@ typedef struct norm_state {
 static loom_status norm_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
     loom_tensor *x = loom_node_saved(node, 0), *mean = loom_node_saved(node, 1), *rstd = loom_node_saved(node, 2);
     const loom_tensor *factor = loom_node_saved(node, 3);
-    const float *weight = factor ? loom_tensor_f32(factor) : ((norm_state *)loom_node_state(node))->weight->data;
+    const norm_state *state = loom_node_state(node);
+    const float *weight = factor ? loom_tensor_f32(factor) : state->weight->data;
     int64_t h = last_axis(x), rows = loom_tensor_count(x) / (h ? h : 1);
     loom_tensor *d_x;
     LOOM_TRY(create_like(tape, x, &d_x));
     if (mean)
-        KERNELS(tape)->layernorm_backward_input(TEAM(tape), rows, h, loom_tensor_f32(x), weight, loom_tensor_f32(mean),
-            loom_tensor_f32(rstd), loom_tensor_f32(d_y), loom_tensor_f32(d_x));
+        LOOM__KERNEL(tape, x->dtype, layernorm_backward_input, rows, h, x->data, weight, loom_tensor_f32(mean),
+            loom_tensor_f32(rstd), d_y->data, d_x->data);
     else
-        KERNELS(tape)->rmsnorm_backward_input(TEAM(tape), rows, h, loom_tensor_f32(x), weight, loom_tensor_f32(rstd),
-            loom_tensor_f32(d_y), loom_tensor_f32(d_x));
+        LOOM__KERNEL(tape, x->dtype, rmsnorm_backward_input, rows, h, x->data, weight, loom_tensor_f32(rstd), d_y->data,
+            d_x->data);
     return loom_tape_give(tape, node, 0, d_x);
 }
 
@@ -111,8 +97,8 @@ static loom_status layernorm_weight(
         LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 2, (int64_t[]){2, h}, &both));
     float *d_weight = direct ? loom_parameter_begin_grad(weight, &accumulate) : loom_tensor_f32(both);
     float *d_bias = direct ? loom_parameter_begin_grad(bias, &accumulate) : loom_tensor_f32(both) + h;
-    KERNELS(tape)->layernorm_backward_weight(TEAM(tape), rows, h, loom_tensor_f32(x), loom_tensor_f32(mean),
-        loom_tensor_f32(rstd), loom_tensor_f32(d_y), accumulate, d_weight, d_bias);
+    LOOM__KERNEL(tape, x->dtype, layernorm_backward_weight, rows, h, x->data, loom_tensor_f32(mean),
+        loom_tensor_f32(rstd), d_y->data, accumulate, d_weight, d_bias);
     if (!direct) {
         add_to_parameter(tape, weight, h, d_weight);
         add_to_parameter(tape, bias, h, d_bias);
@@ -129,8 +115,8 @@ static loom_status norm_weight(loom_tape *tape, loom_node *node, loom_tensor *d_
         return layernorm_weight(tape, state, node, rows, h, d_y);
     bool accumulate;
     float *d_weight = loom_parameter_begin_grad(state->weight, &accumulate);
-    KERNELS(tape)->rmsnorm_backward_weight(
-        TEAM(tape), rows, h, loom_tensor_f32(x), loom_tensor_f32(rstd), loom_tensor_f32(d_y), accumulate, d_weight);
+    LOOM__KERNEL(tape, x->dtype, rmsnorm_backward_weight, rows, h, x->data, loom_tensor_f32(rstd), d_y->data,
+        accumulate, d_weight);
     return LOOM_OK;
 }
 
@@ -138,29 +124,30 @@ static const loom_op norm_op = {"norm", norm_input, norm_weight, NULL};
 
 static loom_status norm(loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_parameter *bias, float eps,
     bool zero_centered, loom_tensor **output) {
-    LOOM_TRY(check_f32(&norm_op, x));
+    LOOM_TRY(loom__check_dtype(tape, norm_op.name, x));
     LOOM_TRY(loom_tensor_ready(x));
     int64_t h = last_axis(x), rows = loom_tensor_count(x) / (h ? h : 1);
     if (!weight)
         return loom_fail(LOOM_ERR_ARGUMENT, "a norm needs its weight");
-    LOOM_TRY(check_vector(weight, h));
-    LOOM_TRY(check_vector(bias, h));
-    loom_tensor *y = NULL, *mean = NULL, *rstd = NULL, *factor = NULL;
+    LOOM_TRY(check_vector(&norm_op, x, weight));
+    LOOM_TRY(check_vector(&norm_op, x, bias));
+    loom_tensor *y = NULL, *mean = NULL, *rstd = NULL, *factor = NULL, *wide_bias = NULL;
+    const float *used = NULL, *used_bias = NULL;
     loom_status status = create_like(tape, x, &y);
-    if (!status && zero_centered)
-        status = loom__one_plus(tape, weight, &factor);
+    if (!status)
+        status = loom__vector(tape, weight, zero_centered ? 1.0f : 0.0f, &factor, &used);
+    if (!status)
+        status = loom__vector(tape, bias, 0, &wide_bias, &used_bias);
     if (!status)
         status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 1, &rows, &rstd);
     if (!status && bias)
         status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 1, &rows, &mean);
     if (!status) {
-        const float *used = factor ? loom_tensor_f32(factor) : weight->data;
         if (bias)
-            KERNELS(tape)->layernorm(TEAM(tape), rows, h, eps, loom_tensor_f32(x), used, bias->data, loom_tensor_f32(y),
+            LOOM__KERNEL(tape, x->dtype, layernorm, rows, h, eps, x->data, used, used_bias, y->data,
                 loom_tensor_f32(mean), loom_tensor_f32(rstd));
         else
-            KERNELS(tape)->rmsnorm(
-                TEAM(tape), rows, h, eps, loom_tensor_f32(x), used, loom_tensor_f32(y), loom_tensor_f32(rstd));
+            LOOM__KERNEL(tape, x->dtype, rmsnorm, rows, h, eps, x->data, used, y->data, loom_tensor_f32(rstd));
         loom_node *node;
         status = loom_tape_record(tape, &norm_op, sizeof(norm_state), (loom_tensor *[]){x}, 1,
             (loom_parameter *[]){weight, bias}, bias ? 2 : 1, y, &node);
@@ -170,6 +157,7 @@ static loom_status norm(loom_tape *tape, loom_tensor *x, loom_parameter *weight,
         }
     }
     loom_tensor_release(factor);
+    loom_tensor_release(wide_bias);
     loom_tensor_release(mean);
     loom_tensor_release(rstd);
     return finish(status, y, output);
@@ -199,12 +187,15 @@ static int64_t activation_width(loom_activation act, const loom_tensor *x) {
 
 static loom_status activate_gradient(loom_tape *tape, loom_node *node, loom_tensor *d_y, loom_tensor **d_x) {
     activate_state *state = loom_node_state(node);
-    loom_tensor *x = loom_node_saved(node, 0);
+    loom_tensor *x = loom_node_saved(node, 0), *wide, *made = NULL;
     int64_t f = activation_width(state->act, x), rows = loom_tensor_count(x) / (last_axis(x) ? last_axis(x) : 1);
-    LOOM_TRY(create_like(tape, x, d_x));
-    KERNELS(tape)->activation_backward(TEAM(tape), state->act, rows, f, loom_tensor_f32(x),
-        state->bias ? state->bias->data : NULL, loom_tensor_f32(d_y), loom_tensor_f32(*d_x));
-    return LOOM_OK;
+    const float *bias;
+    LOOM_TRY(loom__vector(tape, state->bias, 0, &wide, &bias));
+    loom_status status = create_like(tape, x, &made);
+    if (!status)
+        LOOM__KERNEL(tape, x->dtype, activation_backward, state->act, rows, f, x->data, bias, d_y->data, made->data);
+    loom_tensor_release(wide);
+    return finish(status, made, d_x);
 }
 
 static loom_status activate_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
@@ -223,8 +214,8 @@ static loom_status activate_weight(loom_tape *tape, loom_node *node, loom_tensor
     int64_t width = last_axis(state->d_x);
     bool accumulate;
     float *d_bias = loom_parameter_begin_grad(loom_node_parameter(node, 0), &accumulate);
-    KERNELS(tape)->bias_gradient(TEAM(tape), loom_tensor_count(state->d_x) / (width ? width : 1), width,
-        loom_tensor_f32(state->d_x), accumulate, d_bias);
+    LOOM__KERNEL(tape, state->d_x->dtype, bias_gradient, loom_tensor_count(state->d_x) / (width ? width : 1), width,
+        state->d_x->data, accumulate, d_bias);
     loom_tensor_release(state->d_x);
     state->d_x = NULL;
     return LOOM_OK;
@@ -238,7 +229,7 @@ static const loom_op activate_op = {"activation", activate_input, activate_weigh
 
 loom_status loom_activate(
     loom_tape *tape, loom_activation act, loom_tensor *x, loom_parameter *bias, loom_tensor **output) {
-    LOOM_TRY(check_f32(&activate_op, x));
+    LOOM_TRY(loom__check_dtype(tape, activate_op.name, x));
     if (x->dims < 1)
         return loom_fail(LOOM_ERR_ARGUMENT, "an activation needs at least one axis, found none");
     LOOM_TRY(loom_tensor_ready(x));
@@ -246,15 +237,20 @@ loom_status loom_activate(
     if (loom_activation_is_gated(act) && width % 2)
         return loom_fail(
             LOOM_ERR_ARGUMENT, "a gated activation needs [gate | up], found an odd width of %lld", (long long)width);
-    LOOM_TRY(check_vector(bias, width));
+    LOOM_TRY(check_vector(&activate_op, x, bias));
     memcpy(shape, x->shape, sizeof shape);
     shape[x->dims - 1] = f;
-    loom_tensor *y;
-    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), LOOM_F32, x->dims, shape, &y));
-    KERNELS(tape)->activation(TEAM(tape), act, loom_tensor_count(x) / (width ? width : 1), f, loom_tensor_f32(x),
-        bias ? bias->data : NULL, loom_tensor_f32(y));
+    loom_tensor *y, *wide = NULL;
+    const float *used_bias;
+    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), x->dtype, x->dims, shape, &y));
+    loom_status status = loom__vector(tape, bias, 0, &wide, &used_bias);
+    if (status)
+        return finish(status, y, output);
+    LOOM__KERNEL(
+        tape, x->dtype, activation, act, loom_tensor_count(x) / (width ? width : 1), f, x->data, used_bias, y->data);
+    loom_tensor_release(wide);
     loom_node *node;
-    loom_status status = loom_tape_record(tape, &activate_op, sizeof(activate_state), (loom_tensor *[]){x}, 1,
+    status = loom_tape_record(tape, &activate_op, sizeof(activate_state), (loom_tensor *[]){x}, 1,
         (loom_parameter *[]){bias}, bias ? 1 : 0, y, &node);
     if (!status && node) {
         *(activate_state *)loom_node_state(node) = (activate_state){act, bias, NULL};
@@ -279,8 +275,7 @@ static loom_status dropout_gradient(loom_tape *tape, dropout_state *state, loom_
         return LOOM_OK;
     }
     LOOM_TRY(create_like(tape, d_y, d_x));
-    KERNELS(tape)->dropout_backward(
-        TEAM(tape), &state->rows, state->h, &state->dropout, loom_tensor_f32(d_y), loom_tensor_f32(*d_x));
+    LOOM__KERNEL(tape, d_y->dtype, dropout_backward, &state->rows, state->h, &state->dropout, d_y->data, (*d_x)->data);
     return LOOM_OK;
 }
 
@@ -303,8 +298,8 @@ static loom_status dropout_weight(loom_tape *tape, loom_node *node, loom_tensor 
         LOOM_TRY(dropout_gradient(tape, state, d_y, &state->d_x));
     bool accumulate;
     float *d_bias = loom_parameter_begin_grad(loom_node_parameter(node, 0), &accumulate);
-    KERNELS(tape)->bias_gradient(
-        TEAM(tape), state->rows.s * state->rows.b, state->h, loom_tensor_f32(state->d_x), accumulate, d_bias);
+    LOOM__KERNEL(tape, state->d_x->dtype, bias_gradient, state->rows.s * state->rows.b, state->h, state->d_x->data,
+        accumulate, d_bias);
     loom_tensor_release(state->d_x);
     state->d_x = NULL;
     return LOOM_OK;
@@ -322,9 +317,9 @@ loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_paramete
     const loom_dropout *dropout, const int64_t *sample, int64_t position_offset, loom_tensor **output) {
     if (x->dims != 3)
         return loom_fail(LOOM_ERR_ARGUMENT, "dropout expects [s, b, h], found %d dimensions", x->dims);
-    LOOM_TRY(check_f32(&dropout_op, x));
-    LOOM_TRY(check_f32(&dropout_op, residual));
-    LOOM_TRY(check_vector(bias, x->shape[2]));
+    LOOM_TRY(loom__check_dtype(tape, dropout_op.name, x));
+    LOOM_TRY(loom__check_same_dtype(dropout_op.name, x, residual));
+    LOOM_TRY(check_vector(&dropout_op, x, bias));
     LOOM_TRY(check_sample_numbers(dropout, sample));
     if (residual && loom_tensor_count(residual) != loom_tensor_count(x))
         return loom_fail(LOOM_ERR_ARGUMENT, "a residual of %lld elements for %lld",
@@ -341,12 +336,15 @@ loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_paramete
         memcpy(made.sample, sample, (size_t)b * sizeof *made.sample);
         made.rows.sample = made.sample;
     }
-    loom_tensor *y = NULL;
+    loom_tensor *y = NULL, *wide = NULL;
+    const float *used_bias = NULL;
     loom_node *node = NULL;
     loom_status status = create_like(tape, x, &y);
+    if (!status)
+        status = loom__vector(tape, bias, 0, &wide, &used_bias);
     if (!status) {
-        KERNELS(tape)->bias_dropout_add(TEAM(tape), &made.rows, h, dropout, loom_tensor_f32(x),
-            bias ? bias->data : NULL, residual ? loom_tensor_f32(residual) : NULL, loom_tensor_f32(y));
+        LOOM__KERNEL(tape, x->dtype, bias_dropout_add, &made.rows, h, dropout, x->data, used_bias,
+            residual ? residual->data : NULL, y->data);
         status = loom_tape_record(tape, &dropout_op, sizeof(dropout_state), (loom_tensor *[]){x, residual}, 2,
             (loom_parameter *[]){bias}, bias ? 1 : 0, y, &node);
     }
@@ -354,6 +352,7 @@ loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_paramete
         *(dropout_state *)loom_node_state(node) = made;
     else
         free(made.sample);
+    loom_tensor_release(wide);
     return finish(status, y, output);
 }
 
@@ -365,8 +364,8 @@ static loom_status add_input(loom_tape *tape, loom_node *node, loom_tensor *d_y)
 static const loom_op add_op = {"add", add_input, NULL, NULL};
 
 loom_status loom_add(loom_tape *tape, loom_tensor *x, loom_tensor *y, loom_tensor **output) {
-    LOOM_TRY(check_f32(&add_op, x));
-    LOOM_TRY(check_f32(&add_op, y));
+    LOOM_TRY(loom__check_dtype(tape, add_op.name, x));
+    LOOM_TRY(loom__check_same_dtype(add_op.name, x, y));
     LOOM_TRY(loom_tensor_ready(x));
     LOOM_TRY(loom_tensor_ready(y));
     int64_t count = loom_tensor_count(x);
@@ -375,8 +374,8 @@ loom_status loom_add(loom_tape *tape, loom_tensor *x, loom_tensor *y, loom_tenso
             LOOM_ERR_ARGUMENT, "adding %lld elements to %lld", (long long)loom_tensor_count(y), (long long)count);
     loom_tensor *sum;
     LOOM_TRY(create_like(tape, x, &sum));
-    memcpy(sum->data, x->data, (size_t)count * sizeof(float));
-    KERNELS(tape)->add(TEAM(tape), count, loom_tensor_f32(y), loom_tensor_f32(sum));
+    memcpy(sum->data, x->data, (size_t)count * loom_dtype_size(x->dtype));
+    LOOM__KERNEL(tape, x->dtype, add, count, y->data, sum->data);
     loom_node *node;
     loom_status status = loom_tape_record(tape, &add_op, 0, (loom_tensor *[]){x, y}, 2, NULL, 0, sum, &node);
     return finish(status, sum, output);
@@ -385,19 +384,19 @@ loom_status loom_add(loom_tape *tape, loom_tensor *x, loom_tensor *y, loom_tenso
 static loom_status scale_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
     loom_tensor *d_x;
     LOOM_TRY(create_like(tape, d_y, &d_x));
-    KERNELS(tape)->scale(TEAM(tape), loom_tensor_count(d_y), *(float *)loom_node_state(node), loom_tensor_f32(d_y),
-        loom_tensor_f32(d_x));
+    LOOM__KERNEL(
+        tape, d_y->dtype, scale, loom_tensor_count(d_y), *(float *)loom_node_state(node), d_y->data, d_x->data);
     return loom_tape_give(tape, node, 0, d_x);
 }
 
 static const loom_op scale_op = {"scale", scale_input, NULL, NULL};
 
 loom_status loom_scale(loom_tape *tape, loom_tensor *x, float factor, loom_tensor **output) {
-    LOOM_TRY(check_f32(&scale_op, x));
+    LOOM_TRY(loom__check_dtype(tape, scale_op.name, x));
     LOOM_TRY(loom_tensor_ready(x));
     loom_tensor *y;
     LOOM_TRY(create_like(tape, x, &y));
-    KERNELS(tape)->scale(TEAM(tape), loom_tensor_count(x), factor, loom_tensor_f32(x), loom_tensor_f32(y));
+    LOOM__KERNEL(tape, x->dtype, scale, loom_tensor_count(x), factor, x->data, y->data);
     loom_node *node;
     loom_status status = loom_tape_record(tape, &scale_op, sizeof factor, (loom_tensor *[]){x}, 1, NULL, 0, y, &node);
     if (!status && node)
@@ -415,9 +414,9 @@ typedef struct rope_state {
 
 static void rotate(loom_tape *tape, const rope_state *state, bool inverse, loom_tensor *x) {
     /* q heads and k of a group are neighbours in the fused layout: one run of heads_per_group + 1 heads. */
-    KERNELS(tape)->rope(TEAM(tape), x->shape[0], x->shape[1], x->shape[2], state->groups, state->heads_per_group + 1,
+    LOOM__KERNEL(tape, x->dtype, rope, x->shape[0], x->shape[1], x->shape[2], state->groups, state->heads_per_group + 1,
         (state->heads_per_group + 2) * state->d, state->d, state->table.rotary_d, state->table.cosine,
-        state->table.sine, state->positions, state->position_offset, inverse, loom_tensor_f32(x));
+        state->table.sine, state->positions, state->position_offset, inverse, x->data);
 }
 
 static loom_status rope_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
@@ -426,7 +425,7 @@ static loom_status rope_input(loom_tape *tape, loom_node *node, loom_tensor *d_y
         d_x = loom_tensor_retain(d_y);
     } else {
         LOOM_TRY(create_like(tape, d_y, &d_x));
-        memcpy(d_x->data, d_y->data, (size_t)loom_tensor_count(d_y) * sizeof(float));
+        memcpy(d_x->data, d_y->data, (size_t)loom_tensor_count(d_y) * loom_dtype_size(d_y->dtype));
     }
     rotate(tape, loom_node_state(node), true, d_x);
     return loom_tape_give(tape, node, 0, d_x);
@@ -438,9 +437,9 @@ static void rope_release(loom_node *node) {
 
 static const loom_op rope_op = {"rotary embedding", rope_input, NULL, rope_release};
 
-static loom_status check_fused(
-    const loom_op *op, const loom_tensor *x, int64_t groups, int64_t heads_per_group, int64_t d) {
-    LOOM_TRY(check_f32(op, x));
+static loom_status check_fused(const loom_tape *tape, const loom_op *op, const loom_tensor *x, int64_t groups,
+    int64_t heads_per_group, int64_t d) {
+    LOOM_TRY(loom__check_dtype(tape, op->name, x));
     if (x->dims != 3 || x->shape[2] != groups * (heads_per_group + 2) * d)
         return loom_fail(LOOM_ERR_ARGUMENT,
             "fused qkv of %lld groups of %lld heads of %lld: found width %lld, expected %lld", (long long)groups,
@@ -451,7 +450,7 @@ static loom_status check_fused(
 
 loom_status loom_rope(loom_tape *tape, loom_tensor *x, const loom_rope_table *table, int64_t groups,
     int64_t heads_per_group, int64_t d, const int32_t *positions, int64_t position_offset, loom_tensor **output) {
-    LOOM_TRY(check_fused(&rope_op, x, groups, heads_per_group, d));
+    LOOM_TRY(check_fused(tape, &rope_op, x, groups, heads_per_group, d));
     if (table->rotary_d < 0 || table->rotary_d > d || table->rotary_d % 2)
         return loom_fail(LOOM_ERR_ARGUMENT,
             "rotary_d: found %lld, expected an even number of at most %lld (the head dimension)",
@@ -496,13 +495,13 @@ typedef struct attention_state {
 } attention_state;
 
 typedef struct fused_parts {
-    float *q, *k, *v;
+    void *q, *k, *v;
 } fused_parts;
 
 static fused_parts parts_of(const loom_attention_block *block, const loom_tensor *fused) {
     int64_t q_width = block->n / block->g * block->d;
-    float *base = loom_tensor_f32(fused);
-    return (fused_parts){base, base + q_width, base + q_width + block->d};
+    return (fused_parts){
+        loom__element(fused, 0), loom__element(fused, q_width), loom__element(fused, q_width + block->d)};
 }
 
 static loom_status attention_input(loom_tape *tape, loom_node *node, loom_tensor *d_out) {
@@ -515,9 +514,9 @@ static loom_status attention_input(loom_tape *tape, loom_node *node, loom_tensor
     if (!status) {
         int64_t out_stride = block->n * block->d;
         fused_parts x = parts_of(block, qkv), d_x = parts_of(block, d_qkv);
-        KERNELS(tape)->attention_delta(
-            TEAM(tape), block, loom_tensor_f32(out), loom_tensor_f32(d_out), out_stride, loom_tensor_f32(delta));
-        KERNELS(tape)->attention_block_backward(TEAM(tape), block, x.q, x.k, x.v, loom_tensor_f32(d_out), out_stride,
+        LOOM__KERNEL(
+            tape, out->dtype, attention_delta, block, out->data, d_out->data, out_stride, loom_tensor_f32(delta));
+        LOOM__KERNEL(tape, out->dtype, attention_block_backward, block, x.q, x.k, x.v, d_out->data, out_stride,
             loom_tensor_f32(lse), loom_tensor_f32(delta), false, false, d_x.q, d_x.k, d_x.v);
         status = loom_tape_give(tape, node, 0, d_qkv);
     }
@@ -546,7 +545,7 @@ loom_status loom_attention(
         return loom_fail(LOOM_ERR_ARGUMENT, "attention: %lld heads are not a multiple of %lld query groups",
             (long long)options->n, (long long)options->g);
     int64_t per_group = options->n / options->g, d = options->d;
-    LOOM_TRY(check_fused(&attention_op, qkv, options->g, per_group, d));
+    LOOM_TRY(check_fused(tape, &attention_op, qkv, options->g, per_group, d));
     LOOM_TRY(check_sample_numbers(&options->dropout, options->sample));
     LOOM_TRY(loom_tensor_ready(qkv));
     int64_t s = qkv->shape[0], b = qkv->shape[1], width = qkv->shape[2], group_stride = (per_group + 2) * d;
@@ -579,13 +578,13 @@ loom_status loom_attention(
     if ((options->document_start && !made.document_start) || (options->sample && !made.sample))
         status = loom_fail(LOOM_ERR_MEMORY, "out of memory for an attention");
     if (!status)
-        status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 3, (int64_t[]){s, b, options->n * d}, &out);
+        status = loom_tensor_create(loom_tape_rank(tape), qkv->dtype, 3, (int64_t[]){s, b, options->n * d}, &out);
     if (!status)
         status = loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 3, (int64_t[]){b, options->n, s}, &lse);
     if (!status) {
         fused_parts x = parts_of(&made.block, qkv);
-        KERNELS(tape)->attention(
-            TEAM(tape), &made.block, x.q, x.k, x.v, loom_tensor_f32(out), options->n * d, loom_tensor_f32(lse));
+        LOOM__KERNEL(
+            tape, qkv->dtype, attention, &made.block, x.q, x.k, x.v, out->data, options->n * d, loom_tensor_f32(lse));
         status = loom_tape_record(
             tape, &attention_op, sizeof(attention_state), (loom_tensor *[]){qkv}, 1, NULL, 0, out, &node);
     }

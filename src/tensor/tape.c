@@ -3,6 +3,7 @@
  * else also holds, itself or as a view, is never changed in place. */
 #include "tensor/tape.h"
 #include "runtime/rank.h"
+#include "tensor/dtype.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -118,13 +119,24 @@ loom_status loom__node_add_parameter(loom_node *node, loom_parameter *parameter)
 }
 
 static loom_status check_output(const loom_tape *tape, const loom_op *op, loom_tensor *output) {
-    if (!tape->options.check_finite || output->dtype != LOOM_F32)
+    const loom_kernels16 *narrow = loom__kernels16(tape, output->dtype);
+    if (!tape->options.check_finite || (output->dtype != LOOM_F32 && !narrow))
         return LOOM_OK;
     LOOM_TRY(loom_tensor_ready(output));
-    if (loom_rank_kernels(tape->rank)
-            ->has_nonfinite(loom_rank_team(tape->rank), loom_tensor_count(output), loom_tensor_f32(output)))
-        return loom_fail(LOOM_ERR_NUMERIC, "the output of %s in %s has a NaN or an infinity (rank %d)", op->name,
-            tape->scope[0] ? tape->scope : "the model", loom_rank_index(tape->rank));
+    loom_team *team = loom_rank_team(tape->rank);
+    int64_t count = loom_tensor_count(output);
+    if (!(narrow ? narrow->has_nonfinite(team, count, output->data)
+                 : loom_rank_kernels(tape->rank)->has_nonfinite(team, count, output->data)))
+        return LOOM_OK;
+    const char *scope = tape->scope[0] ? tape->scope : "the model";
+    int rank = loom_rank_index(tape->rank);
+    char *note = tape->options.nonfinite;
+    if (!note)
+        return loom_fail(
+            LOOM_ERR_NUMERIC, "the output of %s in %s has a NaN or an infinity (rank %d)", op->name, scope, rank);
+    if (!note[0])
+        snprintf(note, LOOM_NONFINITE_BYTES, "the output of %s in %s has a NaN or an infinity (rank %d)", op->name,
+            scope, rank);
     return LOOM_OK;
 }
 
@@ -220,8 +232,6 @@ float *loom_parameter_begin_grad(loom_parameter *parameter, bool *accumulate) {
 
 /* sum = a + b, into whichever of them nobody else holds, or into a new tensor. Takes both references. */
 static loom_status add_gradients(loom_tape *tape, loom_tensor *a, loom_tensor *b, loom_tensor **sum) {
-    const loom_kernels *kernels = loom_rank_kernels(tape->rank);
-    loom_team *team = loom_rank_team(tape->rank);
     int64_t count = loom_tensor_count(a);
     loom_status status = loom_tensor_ready(a);
     if (!status)
@@ -229,11 +239,13 @@ static loom_status add_gradients(loom_tape *tape, loom_tensor *a, loom_tensor *b
     if (!status && count != loom_tensor_count(b))
         status = loom_fail(LOOM_ERR_INTERNAL, "two gradients of one value have %lld and %lld elements",
             (long long)count, (long long)loom_tensor_count(b));
+    if (!status)
+        status = loom__check_same_dtype("sum of the gradients of one value", a, b);
     loom_tensor *made = NULL;
     if (!status && loom_tensor_is_shared(a) && loom_tensor_is_shared(b)) {
-        status = loom_tensor_create(tape->rank, LOOM_F32, a->dims, a->shape, &made);
+        status = loom_tensor_create(tape->rank, a->dtype, a->dims, a->shape, &made);
         if (!status)
-            memcpy(made->data, a->data, (size_t)count * sizeof(float));
+            memcpy(made->data, a->data, (size_t)count * loom_dtype_size(a->dtype));
     }
     if (status) {
         loom_tensor_release(a);
@@ -241,14 +253,14 @@ static loom_status add_gradients(loom_tape *tape, loom_tensor *a, loom_tensor *b
         return status;
     }
     if (made) {
-        kernels->add(team, count, loom_tensor_f32(b), loom_tensor_f32(made));
+        LOOM__KERNEL(tape, made->dtype, add, count, b->data, made->data);
         loom_tensor_release(a);
         loom_tensor_release(b);
         *sum = made;
         return LOOM_OK;
     }
     loom_tensor *kept = loom_tensor_is_shared(a) ? b : a, *other = kept == a ? b : a;
-    kernels->add(team, count, loom_tensor_f32(other), loom_tensor_f32(kept));
+    LOOM__KERNEL(tape, kept->dtype, add, count, other->data, kept->data);
     loom_tensor_release(other);
     *sum = kept;
     return LOOM_OK;
@@ -332,6 +344,9 @@ loom_status loom_tape_backward(loom_tape *tape, loom_tensor *output, loom_tensor
     if (loom_tensor_count(output) != loom_tensor_count(d_output))
         return loom_fail(LOOM_ERR_ARGUMENT, "the gradient given has %lld elements, the output %lld",
             (long long)loom_tensor_count(d_output), (long long)loom_tensor_count(output));
+    if (output->dtype != d_output->dtype)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the gradient given is kept in %s, the output in %s; expected one dtype",
+            loom_dtype_name(d_output->dtype), loom_dtype_name(output->dtype));
     tape->walked = true;
     tape->gradients[output->value] = loom_tensor_retain(d_output);
     loom_profile_phase before = loom__profile_phase(tape->rank, LOOM_PROFILE_INPUT_GRADIENT);

@@ -175,9 +175,10 @@ typedef struct golden_layout {
     bool sp;
     int64_t micro;
     loom_recompute recompute;
-    bool replicate; /* query groups */
-    bool overlap;   /* gradients are reduced in small buckets while the backward goes on */
-    bool sharded;   /* the distributed optimizer, which gathers parameters during the next forward */
+    bool replicate;        /* query groups */
+    bool overlap;          /* gradients are reduced in small buckets while the backward goes on */
+    bool sharded;          /* the distributed optimizer, which gathers parameters during the next forward */
+    const char *precision; /* NULL = 32 */
 } golden_layout;
 
 /* Some of the tensors of the golden models are larger, most are smaller. */
@@ -188,6 +189,8 @@ static inline void golden_layout_name(const golden_layout *layout, char *text) {
     int used = snprintf(text, GOLDEN_TEXT, "tp%d dp%d%s mbs%lld%s%s%s%s", layout->tp, layout->dp,
         layout->sp ? " sp" : "", (long long)layout->micro, layout->replicate ? " replicated-groups" : "",
         recompute[layout->recompute], layout->overlap ? " overlapped" : "", layout->sharded ? " sharded" : "");
+    if (layout->precision)
+        used += snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " %s", layout->precision);
     if (layout->pp > 1)
         snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " pp%d%s%.0d%s%s", layout->pp, layout->vpp ? " v" : "",
             layout->vpp, layout->stages ? " " : "", layout->stages ? layout->stages : "");
@@ -239,9 +242,12 @@ static inline loom_status golden_model_create(loom_rank *rank, const golden_layo
     adjusted.recompute = layout->recompute;
     adjusted.parallel.pipeline_model_parallel_layout = layout->stages;
     adjusted.replicate_query_groups = layout->replicate;
+    loom_precision_config precision = loom_precision_config_default();
+    if (layout->precision)
+        precision.precision = layout->precision;
     loom_module *module;
     *model = (golden_model){0};
-    LOOM_TRY(loom_fabric_create(rank, &strategy, NULL, &model->fabric));
+    LOOM_TRY(loom_fabric_create(rank, &strategy, &precision, &model->fabric));
     LOOM_TRY(loom_fabric_launch(model->fabric));
     LOOM_TRY(loom_gpt_create_from_hf(model->fabric, directory, &adjusted, &module));
     LOOM_TRY(loom_fabric_setup_module(model->fabric, module, &model->parallel));
@@ -355,12 +361,10 @@ static inline loom_status golden_replicas_are_equal(const golden_model *model, c
     uint64_t hash = 0xcbf29ce484222325u;
     LOOM_TRY(loom_parallel_parameters(model->parallel, &parameters, &count));
     for (int64_t i = 0; i < count; i++) {
-        int64_t elements = parameters[i]->shape[0] * (parameters[i]->dims == 2 ? parameters[i]->shape[1] : 1);
-        for (int64_t e = 0; e < elements; e++) {
-            uint32_t bits;
-            memcpy(&bits, &parameters[i]->data[e], sizeof bits);
-            hash = (hash ^ bits) * 0x100000001b3u;
-        }
+        size_t bytes = (size_t)loom_parameter_count(parameters[i]) * loom_dtype_size(parameters[i]->dtype);
+        const unsigned char *values = loom_parameter_values(parameters[i]);
+        for (size_t b = 0; b < bytes; b++)
+            hash = (hash ^ values[b]) * 0x100000001b3u;
     }
     loom_comm *dp = loom_fabric_group(model->fabric, LOOM_GROUP_DP);
     int64_t mine = (int64_t)hash, all[64] = {0};

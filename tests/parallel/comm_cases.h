@@ -32,6 +32,8 @@ static inline void comm_set(loom_dtype dtype, void *array, int64_t at, int rank,
         ((float *)array)[at] = (float)value;
     else if (dtype == LOOM_BF16)
         ((uint16_t *)array)[at] = loom_f32_to_bf16((float)value);
+    else if (dtype == LOOM_F16)
+        ((uint16_t *)array)[at] = loom_f32_to_f16((float)value);
     else if (dtype == LOOM_F64)
         ((double *)array)[at] = value;
     else
@@ -46,7 +48,11 @@ static inline void comm_define(
     int64_t n = 0, n_block = 0;
     for (int r = 0; r < size; r++) {
         double x = comm_value(list[r], i);
-        float xf = dtype == LOOM_BF16 ? loom_bf16_to_f32(loom_f32_to_bf16((float)x)) : (float)x;
+        float xf = (float)x;
+        if (dtype == LOOM_BF16)
+            xf = loom_bf16_to_f32(loom_f32_to_bf16(xf));
+        if (dtype == LOOM_F16)
+            xf = loom_f16_to_f32(loom_f32_to_f16(xf));
         int64_t xn = (int64_t)(x * 1e6);
         if (operation == LOOM_MAX) {
             f = r == 0 || xf > f ? xf : f;
@@ -69,6 +75,8 @@ static inline void comm_define(
         ((float *)array)[at] = f;
     else if (dtype == LOOM_BF16)
         ((uint16_t *)array)[at] = loom_f32_to_bf16(f);
+    else if (dtype == LOOM_F16)
+        ((uint16_t *)array)[at] = loom_f32_to_f16(f);
     else if (dtype == LOOM_F64)
         ((double *)array)[at] = d;
     else
@@ -266,10 +274,10 @@ static inline loom_status comm_case_all(loom_comm *comm, loom_dtype dtype, int64
 
 /* Counts that do not divide, that leave members empty, and that cross each backend's limits for small operations. */
 static inline loom_status comm_cases_group(loom_comm *comm) {
-    static const loom_dtype dtypes[] = {LOOM_F32, LOOM_BF16, LOOM_F64, LOOM_I64};
+    static const loom_dtype dtypes[] = {LOOM_F32, LOOM_BF16, LOOM_F64, LOOM_I64, LOOM_F16};
     int64_t size = loom_comm_size(comm);
     int64_t counts[] = {0, 1, 2, size - 1, size, 3 * size + 2, 1025, 20011};
-    for (size_t d = 0; d < 4; d++)
+    for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
         for (size_t n = 0; n < sizeof counts / sizeof *counts; n++)
             LOOM_TRY(comm_case_all(comm, dtypes[d], counts[n]));
     return LOOM_OK;

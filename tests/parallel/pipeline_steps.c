@@ -85,8 +85,9 @@ static loom_status convert_input(void *context, const loom_batch *batch) {
     return LOOM_OK;
 }
 
-static loom_status convert_output(void *context, loom_tensor *output) {
-    ((converted *)context)->outputs += output->shape[1];
+static loom_status convert_output(void *context, loom_tape *tape, loom_tensor **output) {
+    (void)tape;
+    ((converted *)context)->outputs += (*output)->shape[1];
     return LOOM_OK;
 }
 

@@ -20,7 +20,10 @@ typedef struct pipe_case {
     int64_t instances;           /* of it; 0 = 1 */
     bool pytorch;                /* the wrapper; find_unused, fixed: its find_unused_parameters and static_graph */
     bool find_unused, fixed, average;
-    const char *schedule, *wire; /* NULL = the defaults */
+    const char *schedule, *wire;    /* NULL = the defaults */
+    const char *precision, *params; /* NULL = 32; precision.params_dtype */
+    bool narrow_reduction;          /* grad_reduce_in_fp32 false */
+    double scale;                   /* initial_loss_scale; 0 = the default */
     bool variable;
     bool untied;
     double dropout;
@@ -33,11 +36,12 @@ typedef struct pipe_result {
 } pipe_result;
 
 static inline const char *pipe_name(const pipe_case *c, char text[PIPE_TEXT]) {
-    snprintf(text, PIPE_TEXT, "ranks %d tp %d pp %d vpp %d %s %s micro %lld of %lld, %lld layers%s%s%s%s%s%s", c->ranks,
-        c->tp, c->pp, c->vpp, c->stages ? c->stages : "", c->schedule ? c->schedule : "", (long long)c->micro,
+    snprintf(text, PIPE_TEXT, "ranks %d tp %d pp %d vpp %d %s %s micro %lld of %lld, %lld layers%s%s%s%s%s%s%s%s%s",
+        c->ranks, c->tp, c->pp, c->vpp, c->stages ? c->stages : "", c->schedule ? c->schedule : "", (long long)c->micro,
         (long long)c->global, (long long)c->layers, c->overlap ? " overlap" : "", c->sharded ? " sharded" : "",
         c->gather ? " gather" : "", c->align ? " aligned" : "", c->instances > 1 ? " instances" : "",
-        c->pytorch ? " pytorch" : "");
+        c->pytorch ? " pytorch" : "", c->precision ? " " : "", c->precision ? c->precision : "",
+        c->narrow_reduction ? " narrow" : "");
     return text;
 }
 
@@ -91,6 +95,18 @@ static inline loom_model_config pipe_model(const pipe_case *c) {
     return model;
 }
 
+static inline loom_precision_config pipe_precision(const pipe_case *c) {
+    loom_precision_config precision = loom_precision_config_default();
+    if (c->precision)
+        precision.precision = c->precision;
+    if (c->params)
+        precision.params_dtype = c->params;
+    if (c->scale > 0)
+        precision.initial_loss_scale = c->scale;
+    precision.grad_reduce_in_fp32 = !c->narrow_reduction;
+    return precision;
+}
+
 /* Model and optimizer; destroy also after an error. */
 static inline loom_status pipe_start(loom_rank *rank, const pipe_case *c, small_run *run) {
     loom_megatron_strategy_config strategy = pipe_strategy(c);
@@ -99,7 +115,8 @@ static inline loom_status pipe_start(loom_rank *rank, const pipe_case *c, small_
     loom_module *module;
     *run = (small_run){0};
     optim.lr = 0.01;
-    LOOM_TRY(loom_fabric_create(rank, &strategy, NULL, &run->fabric));
+    loom_precision_config precision = pipe_precision(c);
+    LOOM_TRY(loom_fabric_create(rank, &strategy, &precision, &run->fabric));
     LOOM_TRY(loom_fabric_launch(run->fabric));
     LOOM_TRY(loom_gpt_create(run->fabric, &model, &module));
     LOOM_TRY(loom_fabric_setup_module(run->fabric, module, &run->parallel));

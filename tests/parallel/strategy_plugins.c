@@ -274,7 +274,8 @@ static loom_status hook_input(void *context, const loom_batch *batch) {
     (void)batch;
     return hook(context, 'i');
 }
-static loom_status hook_output(void *context, loom_tensor *output) {
+static loom_status hook_output(void *context, loom_tape *tape, loom_tensor **output) {
+    (void)tape;
     (void)output;
     return hook(context, 'u');
 }
@@ -282,8 +283,8 @@ static loom_status hook_output(void *context, loom_tensor *output) {
 static loom_status use_precision(loom_rank *rank, void *argument) {
     const char fails = *(const char *)argument;
     hook_log log = {.fails = fails == 'i' || loom_rank_index(rank) == 0 ? fails : 0};
-    loom_precision_plugin plugin = {
-        "own", &log, hook_config, hook_module, hook_optimizer_config, hook_optimizer, hook_input, hook_output};
+    loom_precision_plugin plugin = {"own", &log, hook_config, hook_module, hook_optimizer_config, hook_optimizer,
+        hook_input, hook_output, LOOM_F32};
     loom_megatron_strategy_config config = defaults(2);
     loom_optimizer_outcome outcome;
     small_run run;
@@ -596,8 +597,9 @@ static loom_status refuse(loom_rank *rank, void *argument) {
     config.checkpoint_io = (const struct loom_checkpoint_io *)(void *)&something;
     LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_UNSUPPORTED, "strategy.checkpoint_io"));
     config = defaults(1);
-    precision.precision = "bf16-mixed";
-    LOOM_TRY(refused(rank, &config, &precision, LOOM_ERR_UNSUPPORTED, "not supported yet"));
+    precision.fp8 = "hybrid";
+    LOOM_TRY(refused(rank, &config, &precision, LOOM_ERR_UNSUPPORTED, "precision.fp8=hybrid"));
+    precision.fp8 = NULL;
     precision.precision = "33";
     LOOM_TRY(refused(rank, &config, &precision, LOOM_ERR_CONFIG, "33"));
     config.sequence_parallel = true;

@@ -316,8 +316,9 @@ TEST(what_is_not_built_is_refused_by_name) {
     (void)state;
     expect_file("strategy:\n  context_parallel_size: 2\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:2:26: not supported yet: strategy.context_parallel_size=2 (context parallelism); only 1 works");
-    expect_file("precision: bf16-mixed\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:12: not supported yet: precision=bf16-mixed (mixed precision); what works: 32");
+    expect_file("precision: {precision: bf16-mixed, fp8: hybrid, fp4: e2m1}\n", LOOM_ERR_UNSUPPORTED,
+        "run.yaml:1:54: not supported yet: precision.fp4=e2m1 (fp4); only null works\n"
+        "run.yaml:1:41: not supported yet: precision.fp8=hybrid (fp8); only null works");
     expect_file("strategy: {ddp: {use_megatron_fsdp: true}}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:37: not supported yet: strategy.ddp.use_megatron_fsdp=true (fully sharded data parallelism); only "
         "false works");

@@ -224,6 +224,19 @@ TEST(spellings_of_fp32_mean_the_same) {
     }
 }
 
+TEST(spellings_of_16_bits_mean_the_same) {
+    (void)state;
+    const char *const texts[][2] = {{"precision: bf16-mixed", "bf16-mixed"}, {"precision: bf16", "bf16-mixed"},
+        {"precision: {precision: bf16, params_dtype: bfloat16}", "bf16-mixed"}, {"precision: 16", "16-mixed"},
+        {"precision: fp16", "16-mixed"}, {"precision: \"16-mixed\"", "16-mixed"},
+        {"precision: {precision: 16, loss_scale: 128}", "16-mixed"}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        loom_run_config *config = load(texts[i][0]);
+        assert_string_equal(config->precision.precision, texts[i][1]);
+        loom_run_config_destroy(config);
+    }
+}
+
 TEST(values_equal_to_the_default_are_always_accepted) {
     (void)state;
     loom_run_config *config = load("strategy: {pipeline_model_parallel_size: 1, context_parallel_size: 1,\n"
@@ -477,7 +490,7 @@ TEST(structs_made_in_code_are_checked_in_the_same_words) {
     assert_int_equal(loom_optimizer_config_check(&optimizer), LOOM_ERR_CONFIG);
     assert_string_equal(loom_error_message(), "optim.lr: found 0, expected a number > 0");
     loom_precision_config precision = loom_precision_config_default();
-    precision.precision = "16-mixed";
+    precision.fp8 = "hybrid";
     assert_int_equal(loom_precision_config_check(&precision), LOOM_ERR_UNSUPPORTED);
     loom_model_config model = loom_model_config_default("llama");
     assert_int_equal(loom_model_config_check(&model), LOOM_OK);
@@ -554,6 +567,7 @@ int main(void) {
         cmocka_unit_test(the_file_wins_over_the_architecture_and_overrides_over_the_file),
         cmocka_unit_test(overrides_take_lists_mappings_and_bare_strings),
         cmocka_unit_test(spellings_of_fp32_mean_the_same),
+        cmocka_unit_test(spellings_of_16_bits_mean_the_same),
         cmocka_unit_test(values_equal_to_the_default_are_always_accepted),
         cmocka_unit_test(a_decimal_comma_of_the_program_changes_nothing),
         cmocka_unit_test(a_sound_run_passes),

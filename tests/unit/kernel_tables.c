@@ -1,5 +1,5 @@
 /* Every kernel but the product and attention (which have their own tests), in every table of this machine: near the
- * double reference, the same bits for any team, NaN never hidden. */
+ * double reference, the same bits for any team, NaN never hidden; and on 16-bit elements exactly what fp32 gives. */
 #include "kernel_support.h"
 
 typedef struct shape {
@@ -10,27 +10,65 @@ typedef struct shape {
     const int32_t *positions;
 } shape;
 
+enum { INPUTS = 6 };
+
+#define E(i) in[i]
+#define R(i) in[i]
+#define OUT_E out
+#define OUT_R out
 #define TABLE loom_kernels
 #define REAL float
+#define INPUT float *const *
+#define OUTPUT float *
 #define OP(name) table_##name
 #include "kernel_ops.h"
 #undef TABLE
 #undef REAL
+#undef INPUT
+#undef OUTPUT
 #undef OP
 #define TABLE kernels64
 #define REAL double
+#define INPUT double *const *
+#define OUTPUT double *
 #define OP(name) exact_##name
 #include "kernel_ops.h"
 #undef TABLE
 #undef REAL
+#undef INPUT
+#undef OUTPUT
 #undef OP
+#undef E
+#undef R
+#undef OUT_E
+#undef OUT_R
 
-enum { INPUTS = 6 };
+/* Arrays in two forms that hold the same numbers. */
+typedef struct both {
+    float *wide;
+    uint16_t *narrow;
+} both;
+
+#define NARROW 1
+#define E(i) in[i].narrow
+#define R(i) in[i].wide
+#define OUT_E out.narrow
+#define OUT_R out.wide
+#define TABLE loom_kernels16
+#define REAL float
+#define INPUT const both *
+#define OUTPUT both
+#define OP(name) narrow_##name
+#include "kernel_ops.h"
+#undef TABLE
+#undef REAL
+#undef OP
 
 typedef struct operation {
     const char *name;
     void (*table)(const loom_kernels *, loom_team *, const shape *, float *const *, float *);
     void (*exact)(const kernels64 *, loom_team *, const shape *, double *const *, double *);
+    void (*narrow)(const loom_kernels16 *, loom_team *, const shape *, const both *, both); /* NULL: fp32 alone */
     int variants;
     int inputs;         /* in[0 … inputs-1] are read wherever they lie within the shape: NaN there must show */
     int64_t wide, tall; /* elements of the output: wide * rows * cols + tall * rows + deep * cols + 8 */
@@ -38,7 +76,8 @@ typedef struct operation {
     bool over_rows, over_cols; /* what its sums run over */
 } operation;
 
-#define ENTRY(name) #name, table_##name, exact_##name
+#define ENTRY(name) #name, table_##name, exact_##name, narrow_##name
+#define ENTRY32(name) #name, table_##name, exact_##name, NULL
 static const operation operations[] = {
     {ENTRY(bias_add), 1, 2, 1, 0, 0, false, false},
     {ENTRY(bias_gradient), 2, 1, 0, 0, 1, true, false},
@@ -59,9 +98,9 @@ static const operation operations[] = {
     {ENTRY(rope), 8, 1, 8, 0, 0, false, false},
     {ENTRY(cross_entropy_local), 2, 1, 0, 3, 0, false, true},
     {ENTRY(cross_entropy_backward), 2, 1, 1, 1, 0, false, false},
-    {ENTRY(exact_sum), 2, 1, 0, 0, 0, false, false},
-    {ENTRY(adamw), 4, 1, 4, 0, 0, false, false},
-    {ENTRY(sgd), 4, 1, 2, 0, 0, false, false},
+    {ENTRY32(exact_sum), 2, 1, 0, 0, 0, false, false},
+    {ENTRY32(adamw), 4, 1, 4, 0, 0, false, false},
+    {ENTRY32(sgd), 4, 1, 2, 0, 0, false, false},
 };
 enum { OPERATIONS = sizeof operations / sizeof *operations };
 
@@ -193,6 +232,76 @@ static void avx2_and_avx512_give_the_same_bits(void **state) {
                 free(y);
                 problem_free(&p);
             }
+}
+
+static uint16_t rounded(loom_dtype dtype, float x) {
+    return dtype == LOOM_BF16 ? loom_f32_to_bf16(x) : loom_f32_to_f16(x);
+}
+
+static float widened16(loom_dtype dtype, uint16_t x) {
+    return dtype == LOOM_BF16 ? loom_bf16_to_f32(x) : loom_f16_to_f32(x);
+}
+
+/* Rounds x in place and gives it in both forms. Caller frees narrow. */
+static both both_of(loom_dtype dtype, float *x, size_t count) {
+    both made = {x, room_for((count + GUARD) * sizeof(uint16_t))};
+    for (size_t i = 0; i < count; i++) {
+        made.narrow[i] = rounded(dtype, x[i]);
+        x[i] = widened16(dtype, made.narrow[i]);
+    }
+    for (size_t i = 0; i < GUARD; i++)
+        made.narrow[count + i] = 0x4321;
+    return made;
+}
+
+static void compare_with_fp32(
+    const operation *op, const loom_kernels *table, const loom_kernels16 *kernels, loom_dtype dtype, problem *p) {
+    both in[INPUTS];
+    for (int i = 0; i < INPUTS; i++)
+        in[i] = both_of(dtype, p->in[i], p->in_count);
+    both prefill = both_of(dtype, p->prefill, p->out_count);
+    float *expected = run_table(op, p, table, NULL);
+    size_t elements = (size_t)(op->wide * p->z.rows * p->z.cols);
+    char what[200];
+    snprintf(what, sizeof what, "%s of %s in %s, variant %d, %lldx%lld", op->name, table->name, loom_dtype_name(dtype),
+        p->z.variant, (long long)p->z.rows, (long long)p->z.cols);
+    for (int team = 0; team < TEAMS; team++) {
+        both out = {room_for(p->out_count * sizeof(float)), room_for((p->out_count + GUARD) * sizeof(uint16_t))};
+        memcpy(out.wide, prefill.wide, p->out_count * sizeof(float));
+        memcpy(out.narrow, prefill.narrow, (p->out_count + GUARD) * sizeof(uint16_t));
+        op->narrow(kernels, teams[team], &p->z, in, out);
+        for (size_t i = 0; i < p->out_count; i++) {
+            float found = i < elements ? widened16(dtype, out.narrow[i]) : out.wide[i];
+            float wanted = i < elements ? widened16(dtype, rounded(dtype, expected[i])) : expected[i];
+            if (memcmp(&found, &wanted, sizeof found) != 0 && !(isnan(found) && isnan(wanted)))
+                fail_msg("%s: element %zu is %.9g, expected %.9g", what, i, (double)found, (double)wanted);
+        }
+        assert_memory_equal(out.narrow + p->out_count, prefill.narrow + p->out_count, GUARD * sizeof *out.narrow);
+        free(out.wide);
+        free(out.narrow);
+    }
+    free(expected);
+    free(prefill.narrow);
+    for (int i = 0; i < INPUTS; i++)
+        free(in[i].narrow);
+}
+
+/* Widening is exact and rounding comes last, so there is nothing in between that may differ by a bit. */
+static void on_16_bit_elements_kernels_give_the_rounded_results_of_fp32(void **state) {
+    (void)state;
+    for (int t = 0; t < TABLES; t++) {
+        const loom_kernels *table = loom_kernels_find(table_names[t]);
+        for (int o = 0; table && o < OPERATIONS; o++)
+            for (int variant = 0; operations[o].narrow && variant < operations[o].variants; variant++)
+                for (int size = 0; size < SIZES; size++)
+                    for (int kind = 0; kind < 2; kind++) {
+                        problem p;
+                        problem_make(&p, &operations[o], sizes[size], variant);
+                        compare_with_fp32(
+                            &operations[o], table, kind ? table->f16 : table->bf16, kind ? LOOM_F16 : LOOM_BF16, &p);
+                        problem_free(&p);
+                    }
+    }
 }
 
 static void nan_in_any_input_shows_in_the_output(void **state) {
@@ -382,6 +491,7 @@ int main(void) {
         cmocka_unit_test(every_table_is_near_the_double_reference),
         cmocka_unit_test(any_team_gives_the_same_bits),
         cmocka_unit_test(avx2_and_avx512_give_the_same_bits),
+        cmocka_unit_test(on_16_bit_elements_kernels_give_the_rounded_results_of_fp32),
         cmocka_unit_test(nan_in_any_input_shows_in_the_output),
         cmocka_unit_test(nonfinite_values_are_found_wherever_they_are),
         cmocka_unit_test(exponential_is_within_two_ulp),

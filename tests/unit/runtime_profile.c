@@ -24,14 +24,20 @@ static void wait_milliseconds(long milliseconds) {
     nanosleep(&(struct timespec){.tv_nsec = milliseconds * 1000000}, NULL);
 }
 
-/* The table holds a name and then functions: a kernel that has no wrapper leaves a gap. */
-static bool has_every_kernel(const loom_kernels *kernels) {
-    void *entries[sizeof *kernels / sizeof(void *)];
-    memcpy(entries, kernels, sizeof entries);
-    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
-        if (!entries[i])
+/* A table holds pointers alone: a kernel that has no wrapper leaves a gap. */
+static bool is_full(const void *table, size_t bytes) {
+    void *entry;
+    for (size_t at = 0; at < bytes; at += sizeof entry) {
+        memcpy(&entry, (const char *)table + at, sizeof entry);
+        if (!entry)
             return false;
+    }
     return true;
+}
+
+static bool has_every_kernel(const loom_kernels *kernels) {
+    return is_full(kernels, sizeof *kernels) && is_full(kernels->bf16, sizeof *kernels->bf16) &&
+           is_full(kernels->f16, sizeof *kernels->f16);
 }
 
 static loom_status work(loom_rank *rank, void *argument) {

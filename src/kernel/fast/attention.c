@@ -10,9 +10,10 @@ enum { HEADS = 4 };
 
 typedef struct forward_job {
     const loom_attention_block *block;
-    const float *q, *k, *v;
+    const element *q, *k, *v;
     float *accumulator, *maximum, *sum; /* the running state; accumulator is NULL when the whole is done at once */
-    float *out, *log_sum_exp;
+    element *out;
+    float *log_sum_exp;
     int64_t out_stride;
     int64_t heads, head_parts, query_blocks; /* of the cut */
     packed_keys keys;
@@ -24,16 +25,18 @@ typedef struct forward_buffers {
     float *queries[HEADS], *accumulator[HEADS]; /* [d][QUERIES] */
     float *maximum[HEADS], *sum[HEADS];         /* [QUERIES] */
     float *scores;                              /* [KEYS][QUERIES] */
+    float *rows;                                /* [QUERIES][d rounded up to LANES] */
 } forward_buffers;
 
 static size_t forward_floats(int64_t d, int64_t heads) {
-    return (size_t)(heads * (2 * d * QUERIES + 2 * QUERIES) + KEYS * QUERIES);
+    return (size_t)(heads * (2 * d * QUERIES + 2 * QUERIES) + KEYS * QUERIES + QUERIES * round_up(d, LANES));
 }
 
 static forward_buffers forward_buffers_at(float *at, int64_t d, int64_t heads) {
     forward_buffers buffers;
     buffers.scores = at;
-    at += KEYS * QUERIES;
+    buffers.rows = at + KEYS * QUERIES;
+    at = buffers.rows + QUERIES * round_up(d, LANES);
     for (int64_t i = 0; i < heads; i++) {
         buffers.queries[i] = at;
         buffers.accumulator[i] = at + d * QUERIES;
@@ -113,7 +116,7 @@ static float log_sum(float maximum, float sum) {
 }
 
 static void store_state(const forward_job *p, const query_block *q, int64_t head, float *accumulator,
-    const float *maximum, const float *sum) {
+    const float *maximum, const float *sum, float *rows) {
     const loom_attention_block *block = p->block;
     int64_t d = block->d, at = state_index(block, q, head);
     if (p->accumulator) {
@@ -128,10 +131,14 @@ static void store_state(const forward_job *p, const query_block *q, int64_t head
         for (int64_t c = 0; c < d; c++)
             v_store(accumulator + c * QUERIES + i, LANES, v_mul(v_load(accumulator + c * QUERIES + i, LANES), inverse));
     }
-    transpose_to_rows(d, q->queries, accumulator, QUERIES,
-        p->out + (q->first_query * block->b + q->j) * p->out_stride + head * d, block->b * p->out_stride);
-    for (int64_t i = 0; i < q->queries; i++)
+    int64_t width = round_up(d, LANES);
+    transpose_to_rows(d, q->queries, accumulator, QUERIES, rows, width);
+    for (int64_t i = 0; i < q->queries; i++) {
+        element *out = p->out + ((q->first_query + i) * block->b + q->j) * p->out_stride + head * d;
+        for (int64_t c = 0; c < d; c += LANES)
+            e_store(out + c, d - c, v_load(rows + i * width + c, d - c));
         p->log_sum_exp[at + i] = log_sum(maximum[i], sum[i]);
+    }
 }
 
 static void forward_item(void *argument, int64_t item, int worker) {
@@ -142,13 +149,15 @@ static void forward_item(void *argument, int64_t item, int worker) {
     int64_t query_index = p->query_blocks - 1 - item / across, rest = item % across;
     int64_t j = rest / (block->g * p->head_parts), group = rest / p->head_parts % block->g;
     int64_t first_head = rest % p->head_parts * p->heads, heads = smaller(p->heads, per_group - first_head);
+    int64_t width = round_up(d, LANES);
     query_block q = query_block_make(block, j, query_index * QUERIES);
     forward_buffers buffers = forward_buffers_at(scratch_of(&p->scratch, worker), d, heads);
     tile_dropout drop[HEADS];
     first_head += group * per_group;
     for (int64_t i = 0; i < heads; i++) {
-        pack_columns(d, &q, p->q + query_offset(block, j, q.first_query, first_head + i), block->b * block->q_stride,
-            block->scale, buffers.queries[i]);
+        pack_rows(d, &q, p->q + query_offset(block, j, q.first_query, first_head + i), block->b * block->q_stride,
+            block->scale, width, buffers.rows);
+        pack_columns(d, &q, buffers.rows, width, buffers.queries[i]);
         load_state(p, &q, first_head + i, buffers.accumulator[i], buffers.maximum[i], buffers.sum[i]);
         tile_dropout_make(block, &q, first_head + i, &drop[i]);
     }
@@ -168,7 +177,7 @@ static void forward_item(void *argument, int64_t item, int worker) {
             }
     }
     for (int64_t i = 0; i < heads; i++)
-        store_state(p, &q, first_head + i, buffers.accumulator[i], buffers.maximum[i], buffers.sum[i]);
+        store_state(p, &q, first_head + i, buffers.accumulator[i], buffers.maximum[i], buffers.sum[i], buffers.rows);
 }
 
 /* False, with nothing done, when there is no memory for scratch. */
@@ -188,20 +197,20 @@ static bool forward_run(loom_team *team, forward_job *p) {
     return true;
 }
 
-void FAST(attention_block)(loom_team *team, const loom_attention_block *block, const float *q, const float *k,
-    const float *v, float *accumulator, float *maximum, float *sum) {
+void FAST(attention_block)(loom_team *team, const loom_attention_block *block, const element *q, const element *k,
+    const element *v, float *accumulator, float *maximum, float *sum) {
     forward_job p = {
         .block = block, .q = q, .k = k, .v = v, .accumulator = accumulator, .maximum = maximum, .sum = sum};
     if (!forward_run(team, &p))
-        loom__ref_attention_block(team, block, q, k, v, accumulator, maximum, sum);
+        SLOW(attention_block)(team, block, q, k, v, accumulator, maximum, sum);
 }
 
-void FAST(attention)(loom_team *team, const loom_attention_block *block, const float *q, const float *k, const float *v,
-    float *out, int64_t out_stride, float *log_sum_exp) {
+void FAST(attention)(loom_team *team, const loom_attention_block *block, const element *q, const element *k,
+    const element *v, element *out, int64_t out_stride, float *log_sum_exp) {
     forward_job p = {
         .block = block, .q = q, .k = k, .v = v, .out = out, .out_stride = out_stride, .log_sum_exp = log_sum_exp};
     if (!forward_run(team, &p))
-        loom__ref_attention(team, block, q, k, v, out, out_stride, log_sum_exp);
+        SLOW(attention)(team, block, q, k, v, out, out_stride, log_sum_exp);
 }
 
 /* The rest are walks over the running state: an item is a run of queries. */
@@ -210,8 +219,9 @@ typedef struct state_job {
     int64_t queries, per_item;
     const float *other_accumulator, *other_maximum, *other_sum; /* a state that is only read */
     float *accumulator, *maximum, *sum;
-    const float *out_in, *d_out;
-    float *out, *log_sum_exp, *delta;
+    const element *out_in, *d_out;
+    element *out;
+    float *log_sum_exp, *delta;
     int64_t out_stride;
 } state_job;
 
@@ -227,6 +237,8 @@ static int64_t output_at(const state_job *p, int64_t i) {
     int64_t t = i % block->s_q, head = i / block->s_q % block->n, j = i / block->s_q / block->n;
     return (t * block->b + j) * p->out_stride + head * block->d;
 }
+
+#ifndef LOOM_NARROW
 
 static void begin_item(void *argument, int64_t item, int worker) {
     const state_job *p = argument;
@@ -274,20 +286,23 @@ void FAST(attention_merge)(loom_team *team, const loom_attention_block *block, c
     state_run(team, merge_item, &p);
 }
 
+#endif
+
 static void finish_item(void *argument, int64_t item, int worker) {
     const state_job *p = argument;
     int64_t d = p->block->d;
     (void)worker;
     for (int64_t i = item * p->per_item; i < smaller((item + 1) * p->per_item, p->queries); i++) {
-        float inverse = p->other_sum[i] == 0 ? 0.0f : 1.0f / p->other_sum[i], *out = p->out + output_at(p, i);
+        float inverse = p->other_sum[i] == 0 ? 0.0f : 1.0f / p->other_sum[i];
+        element *out = p->out + output_at(p, i);
         for (int64_t c = 0; c < d; c += LANES)
-            v_store(out + c, d - c, v_mul(v_load(p->other_accumulator + i * d + c, d - c), v_set(inverse)));
+            e_store(out + c, d - c, v_mul(v_load(p->other_accumulator + i * d + c, d - c), v_set(inverse)));
         p->log_sum_exp[i] = log_sum(p->other_maximum[i], p->other_sum[i]);
     }
 }
 
 void FAST(attention_finish)(loom_team *team, const loom_attention_block *block, const float *accumulator,
-    const float *maximum, const float *sum, float *out, int64_t out_stride, float *log_sum_exp) {
+    const float *maximum, const float *sum, element *out, int64_t out_stride, float *log_sum_exp) {
     state_job p = {.block = block,
         .other_accumulator = accumulator,
         .other_maximum = maximum,
@@ -306,12 +321,12 @@ static void delta_item(void *argument, int64_t item, int worker) {
         int64_t at = output_at(p, i);
         vf sum = v_zero();
         for (int64_t c = 0; c < d; c += LANES)
-            sum = v_fma(v_load(p->out_in + at + c, d - c), v_load(p->d_out + at + c, d - c), sum);
+            sum = v_fma(e_load(p->out_in + at + c, d - c), e_load(p->d_out + at + c, d - c), sum);
         p->delta[i] = v_sum(sum);
     }
 }
 
-void FAST(attention_delta)(loom_team *team, const loom_attention_block *block, const float *out, const float *d_out,
+void FAST(attention_delta)(loom_team *team, const loom_attention_block *block, const element *out, const element *d_out,
     int64_t out_stride, float *delta) {
     state_job p = {.block = block, .out_in = out, .d_out = d_out, .out_stride = out_stride, .delta = delta};
     state_run(team, delta_item, &p);

@@ -150,7 +150,7 @@ INLINE vf tile_dropout_factor(const tile_dropout *drop, int64_t i, int64_t key, 
  * which they lie. */
 typedef struct packed_keys {
     const loom_attention_block *block;
-    const float *k, *v;
+    const element *k, *v;
     float *packed_k, *packed_v;
 } packed_keys;
 
@@ -172,32 +172,38 @@ static void pack_item(void *argument, int64_t item, int worker) {
     for (int64_t u = item * PACK_ROWS; u < smaller((item + 1) * PACK_ROWS, block->s_kv); u++)
         for (int64_t j = 0; j < block->b; j++)
             for (int64_t group = 0; group < block->g; group++) {
-                const float *k = p->k + (u * block->b + j) * block->k_stride + group * block->kv_group_stride;
-                const float *v = p->v + (u * block->b + j) * block->v_stride + group * block->kv_group_stride;
+                const element *k = p->k + (u * block->b + j) * block->k_stride + group * block->kv_group_stride;
+                const element *v = p->v + (u * block->b + j) * block->v_stride + group * block->kv_group_stride;
                 int64_t at = packed_at(block, j, group, u);
                 for (int64_t c = 0; c < block->d; c += LANES) {
-                    v_store(p->packed_k + at + c, block->d - c, v_load(k + c, block->d - c));
-                    v_store(p->packed_v + at + c, block->d - c, v_load(v + c, block->d - c));
+                    v_store(p->packed_k + at + c, block->d - c, e_load(k + c, block->d - c));
+                    v_store(p->packed_v + at + c, block->d - c, e_load(v + c, block->d - c));
                 }
             }
 }
 
 /* Packs into `to`, which has room for 2 * packed_floats. */
 static inline packed_keys pack_keys(
-    loom_team *team, const loom_attention_block *block, const float *k, const float *v, float *to) {
+    loom_team *team, const loom_attention_block *block, const element *k, const element *v, float *to) {
     packed_keys p = {block, k, v, to, to + packed_floats(block)};
     loom_team_run(team, pack_item, &p, parts_of(block->s_kv, PACK_ROWS));
     return p;
 }
 
-/* Copies one head's queries (or output gradients) to columns: to[c][QUERIES], times a factor, zeros where no query is.
- */
-static inline void pack_columns(
-    int64_t d, const query_block *q, const float *from, int64_t row_stride, float factor, float *to) {
-    transpose_from_rows(q->queries, d, from, row_stride, to, QUERIES);
-    for (int64_t c = 0; c < d; c++)
-        for (int64_t i = 0; i < q->columns; i += LANES)
-            v_store(to + c * QUERIES + i, LANES, v_mul(v_load(to + c * QUERIES + i, q->queries - i), v_set(factor)));
+/* Copies one head's queries (or output gradients), times a factor, to rows of `width`, a multiple of LANES; zeros in
+ * the rest of a row and in the rows up to q->columns, where no query is. */
+static inline void pack_rows(
+    int64_t d, const query_block *q, const element *from, int64_t row_stride, float factor, int64_t width, float *to) {
+    for (int64_t i = 0; i < q->columns; i++)
+        for (int64_t c = 0; c < width; c += LANES) {
+            vf row = i < q->queries ? e_load(from + i * row_stride + c, d - c) : v_zero();
+            v_store(to + i * width + c, LANES, v_mul(row, v_set(factor)));
+        }
+}
+
+/* Such rows as columns, to[c][QUERIES]. */
+static inline void pack_columns(int64_t d, const query_block *q, const float *rows, int64_t width, float *to) {
+    transpose_from_rows(q->columns, d, rows, width, to, QUERIES);
 }
 
 INLINE int64_t query_offset(const loom_attention_block *block, int64_t j, int64_t t, int64_t head) {

@@ -13,10 +13,11 @@ enum {
 
 typedef struct backward_job {
     const loom_attention_block *block;
-    const float *q, *d_out, *log_sum_exp, *delta;
+    const element *q, *d_out;
+    const float *log_sum_exp, *delta;
     int64_t out_stride;
     bool accumulate_q, accumulate_kv;
-    float *d_q, *d_k, *d_v;
+    element *d_q, *d_k, *d_v;
     int64_t parts, query_blocks, width; /* width: d rounded up to LANES */
     packed_keys keys;
     float *sums; /* [b, g, parts] buffers of sums_floats, when parts > 1 */
@@ -54,16 +55,6 @@ static backward_buffers backward_buffers_at(const backward_job *p, float *at, fl
     return buffers;
 }
 
-/* Copies one head's rows, times a factor, to rows of `width`, zeros in the rest and in the rows where no query is. */
-static void pack_rows(
-    const backward_job *p, const query_block *q, const float *from, int64_t row_stride, float factor, float *to) {
-    for (int64_t i = 0; i < q->columns; i++)
-        for (int64_t c = 0; c < p->width; c += LANES) {
-            vf row = i < q->queries ? v_load(from + i * row_stride + c, p->block->d - c) : v_zero();
-            v_store(to + i * p->width + c, LANES, v_mul(row, v_set(factor)));
-        }
-}
-
 /* Scores and dP of columns i … i+15 (at `weights` and `d_scores`) become P times its dropout factor, and dS / scale. */
 INLINE void backward_columns(const backward_job *p, const query_block *q, const tile_dropout *drop, int64_t i,
     const rectangle *r, vf log_sum_exp, vf delta, float *weights, float *d_scores) {
@@ -92,10 +83,10 @@ static void store_query_gradient(
     int64_t d = block->d;
     transpose_to_rows(d, q->queries, columns, QUERIES, rows, p->width);
     for (int64_t i = 0; i < q->queries; i++) {
-        float *to = p->d_q + query_offset(block, q->j, q->first_query + i, head);
+        element *to = p->d_q + query_offset(block, q->j, q->first_query + i, head);
         for (int64_t c = 0; c < d; c += LANES) {
             vf gradient = v_mul(v_load(rows + i * p->width + c, d - c), v_set(block->scale));
-            v_store(to + c, d - c, p->accumulate_q ? v_add(v_load(to + c, d - c), gradient) : gradient);
+            e_store(to + c, d - c, p->accumulate_q ? v_add(e_load(to + c, d - c), gradient) : gradient);
         }
     }
 }
@@ -108,12 +99,12 @@ static void backward_unit(const backward_job *p, int64_t j, int64_t group, int64
     tile_dropout drop;
     tile_dropout_make(block, &q, head, &drop);
     int64_t state = (j * block->n + head) * block->s_q + q.first_query;
-    const float *queries = p->q + query_offset(block, j, q.first_query, head);
-    const float *d_out = p->d_out + (q.first_query * block->b + j) * p->out_stride + head * d;
-    pack_columns(d, &q, queries, block->b * block->q_stride, block->scale, buffers->query_columns);
-    pack_columns(d, &q, d_out, block->b * p->out_stride, 1.0f, buffers->d_out_columns);
-    pack_rows(p, &q, queries, block->b * block->q_stride, block->scale, buffers->queries);
-    pack_rows(p, &q, d_out, block->b * p->out_stride, 1.0f, buffers->d_outputs);
+    const element *queries = p->q + query_offset(block, j, q.first_query, head);
+    const element *d_out = p->d_out + (q.first_query * block->b + j) * p->out_stride + head * d;
+    pack_rows(d, &q, queries, block->b * block->q_stride, block->scale, width, buffers->queries);
+    pack_rows(d, &q, d_out, block->b * p->out_stride, 1.0f, width, buffers->d_outputs);
+    pack_columns(d, &q, buffers->queries, width, buffers->query_columns);
+    pack_columns(d, &q, buffers->d_outputs, width, buffers->d_out_columns);
     memset(buffers->d_query_columns, 0, (size_t)(d * QUERIES) * sizeof(float));
     for (int64_t first = q.whole.lowest / KEYS * KEYS; first < q.whole.highest; first += KEYS) {
         rectangle rectangles[PANELS];
@@ -158,14 +149,14 @@ static void store_key_gradients(
                 d_key = v_add(d_key, v_load(from + part * part_floats, LANES));
                 d_value = v_add(d_value, v_load(from + part * part_floats + block->s_kv * p->width, LANES));
             }
-            float *to_k = p->d_k + (u * block->b + j) * block->k_stride + group * block->kv_group_stride + c;
-            float *to_v = p->d_v + (u * block->b + j) * block->v_stride + group * block->kv_group_stride + c;
+            element *to_k = p->d_k + (u * block->b + j) * block->k_stride + group * block->kv_group_stride + c;
+            element *to_v = p->d_v + (u * block->b + j) * block->v_stride + group * block->kv_group_stride + c;
             if (p->accumulate_kv) {
-                d_key = v_add(v_load(to_k, d - c), d_key);
-                d_value = v_add(v_load(to_v, d - c), d_value);
+                d_key = v_add(e_load(to_k, d - c), d_key);
+                d_value = v_add(e_load(to_v, d - c), d_value);
             }
-            v_store(to_k, d - c, d_key);
-            v_store(to_v, d - c, d_value);
+            e_store(to_k, d - c, d_key);
+            e_store(to_v, d - c, d_value);
         }
 }
 
@@ -198,9 +189,9 @@ static void total_item(void *argument, int64_t item, int worker) {
         p, pair / block->g, pair % block->g, first, smaller(first + KEYS, block->s_kv), shared_sums(p, pair));
 }
 
-void FAST(attention_block_backward)(loom_team *team, const loom_attention_block *block, const float *q, const float *k,
-    const float *v, const float *d_out, int64_t out_stride, const float *log_sum_exp, const float *delta,
-    bool accumulate_q, bool accumulate_kv, float *d_q, float *d_k, float *d_v) {
+void FAST(attention_block_backward)(loom_team *team, const loom_attention_block *block, const element *q,
+    const element *k, const element *v, const element *d_out, int64_t out_stride, const float *log_sum_exp,
+    const float *delta, bool accumulate_q, bool accumulate_kv, element *d_q, element *d_k, element *d_v) {
     if (block->b <= 0 || block->n <= 0)
         return;
     backward_job p = {.block = block,
@@ -221,8 +212,8 @@ void FAST(attention_block_backward)(loom_team *team, const loom_attention_block 
     int64_t packed = 2 * packed_floats(block), shared = packed + (p.parts == 1 ? 0 : pairs * p.parts * sums_floats(&p));
     int64_t private = tile_floats(&p) + (p.parts == 1 ? sums_floats(&p) : 0);
     if (!scratch_reserve(&p.scratch, team, (size_t)shared * sizeof(float), (size_t) private * sizeof(float))) {
-        loom__ref_attention_block_backward(
-            team, block, q, k, v, d_out, out_stride, log_sum_exp, delta, accumulate_q, accumulate_kv, d_q, d_k, d_v);
+        SLOW(attention_block_backward)
+        (team, block, q, k, v, d_out, out_stride, log_sum_exp, delta, accumulate_q, accumulate_kv, d_q, d_k, d_v);
         return;
     }
     p.keys = pack_keys(team, block, k, v, p.scratch.shared);

@@ -9,8 +9,9 @@
 
 typedef struct job {
     int64_t rows, cols, rows_per_item;
-    const float *x, *bias, *other;
-    float *y;
+    const element *x, *other;
+    const float *bias;
+    element *y;
     float factor;
     loom_activation act;
 } job;
@@ -21,11 +22,11 @@ static void bias_add_rows(void *argument, int64_t item, int worker) {
     for (int64_t r = item * p->rows_per_item; r < smaller((item + 1) * p->rows_per_item, p->rows); r++)
         for (int64_t c = 0; c < p->cols; c += LANES) {
             int64_t left = p->cols - c, at = r * p->cols + c;
-            v_store(p->y + at, left, v_add(v_load(p->x + at, left), v_load(p->bias + c, left)));
+            e_store(p->y + at, left, v_add(e_load(p->x + at, left), v_load(p->bias + c, left)));
         }
 }
 
-void FAST(bias_add)(loom_team *team, int64_t rows, int64_t cols, const float *x, const float *bias, float *y) {
+void FAST(bias_add)(loom_team *team, int64_t rows, int64_t cols, const element *x, const float *bias, element *y) {
     job p = {.rows = rows, .cols = cols, .rows_per_item = rows_per_item(cols), .x = x, .bias = bias, .y = y};
     loom_team_run(team, bias_add_rows, &p, parts_of(rows, p.rows_per_item));
 }
@@ -40,16 +41,16 @@ static void bias_chunk(void *argument, int64_t item, int worker) {
             int64_t left = p->cols - c;
             vf sum = group == first ? v_zero() : v_load(partial + c, left);
             for (int64_t r = group; r < smaller(group + ROW_GROUP, last); r++)
-                sum = v_add(sum, v_load(p->d_y + r * p->cols + c, left));
+                sum = v_add(sum, e_load(p->d_y + r * p->cols + c, left));
             v_store(partial + c, left, sum);
         }
 }
 
 void FAST(bias_gradient)(
-    loom_team *team, int64_t rows, int64_t cols, const float *d_y, bool accumulate, float *d_bias) {
+    loom_team *team, int64_t rows, int64_t cols, const element *d_y, bool accumulate, float *d_bias) {
     row_sums p = {.rows = rows, .cols = cols, .d_y = d_y, .accumulate = accumulate, .out = {d_bias}};
     if (!row_sums_run(team, &p, bias_chunk))
-        loom__ref_bias_gradient(team, rows, cols, d_y, accumulate, d_bias);
+        SLOW(bias_gradient)(team, rows, cols, d_y, accumulate, d_bias);
 }
 
 static void add_block(void *argument, int64_t item, int worker) {
@@ -57,11 +58,11 @@ static void add_block(void *argument, int64_t item, int worker) {
     (void)worker;
     for (int64_t i = item * ITEM_ELEMENTS; i < smaller((item + 1) * ITEM_ELEMENTS, p->cols); i += LANES) {
         int64_t left = p->cols - i;
-        v_store(p->y + i, left, v_add(v_load(p->x + i, left), v_load(p->y + i, left)));
+        e_store(p->y + i, left, v_add(e_load(p->x + i, left), e_load(p->y + i, left)));
     }
 }
 
-void FAST(add)(loom_team *team, int64_t count, const float *x, float *y) {
+void FAST(add)(loom_team *team, int64_t count, const element *x, element *y) {
     job p = {.cols = count, .x = x, .y = y};
     loom_team_run(team, add_block, &p, parts_of(count, ITEM_ELEMENTS));
 }
@@ -70,10 +71,10 @@ static void scale_block(void *argument, int64_t item, int worker) {
     const job *p = argument;
     (void)worker;
     for (int64_t i = item * ITEM_ELEMENTS; i < smaller((item + 1) * ITEM_ELEMENTS, p->cols); i += LANES)
-        v_store(p->y + i, p->cols - i, v_mul(v_set(p->factor), v_load(p->x + i, p->cols - i)));
+        e_store(p->y + i, p->cols - i, v_mul(v_set(p->factor), e_load(p->x + i, p->cols - i)));
 }
 
-void FAST(scale)(loom_team *team, int64_t count, float factor, const float *x, float *y) {
+void FAST(scale)(loom_team *team, int64_t count, float factor, const element *x, element *y) {
     job p = {.cols = count, .x = x, .y = y, .factor = factor};
     loom_team_run(team, scale_block, &p, parts_of(count, ITEM_ELEMENTS));
 }
@@ -113,18 +114,18 @@ INLINE void activation_rows(const job *p, loom_activation act, int64_t item) {
     for (int64_t r = item * p->rows_per_item; r < smaller((item + 1) * p->rows_per_item, p->rows); r++)
         for (int64_t c = 0; c < f; c += LANES) {
             int64_t left = f - c;
-            const float *at = p->x + r * width + c;
-            vf ignored, x = v_load(at, left);
+            const element *at = p->x + r * width + c;
+            vf ignored, x = e_load(at, left);
             if (p->bias)
                 x = v_add(x, v_load(p->bias + c, left));
             vf value = nonlinear(act, x, &ignored);
             if (gated) {
-                vf up = v_load(at + f, left);
+                vf up = e_load(at + f, left);
                 if (p->bias)
                     up = v_add(up, v_load(p->bias + f + c, left));
                 value = v_mul(value, up);
             }
-            v_store(p->y + r * f + c, left, value);
+            e_store(p->y + r * f + c, left, value);
         }
 }
 
@@ -134,18 +135,18 @@ INLINE void activation_backward_rows(const job *p, loom_activation act, int64_t 
     for (int64_t r = item * p->rows_per_item; r < smaller((item + 1) * p->rows_per_item, p->rows); r++)
         for (int64_t c = 0; c < f; c += LANES) {
             int64_t left = f - c, at = r * width + c;
-            vf derivative, x = v_load(p->x + at, left), gradient = v_load(p->other + r * f + c, left);
+            vf derivative, x = e_load(p->x + at, left), gradient = e_load(p->other + r * f + c, left);
             if (p->bias)
                 x = v_add(x, v_load(p->bias + c, left));
             vf value = nonlinear(act, x, &derivative);
             if (gated) {
-                vf up = v_load(p->x + at + f, left);
+                vf up = e_load(p->x + at + f, left);
                 if (p->bias)
                     up = v_add(up, v_load(p->bias + f + c, left));
-                v_store(p->y + at + f, left, v_mul(gradient, value));
+                e_store(p->y + at + f, left, v_mul(gradient, value));
                 gradient = v_mul(gradient, up);
             }
-            v_store(p->y + at, left, v_mul(gradient, derivative));
+            e_store(p->y + at, left, v_mul(gradient, derivative));
         }
 }
 
@@ -184,13 +185,13 @@ static void activation_backward_item(void *argument, int64_t item, int worker) {
 }
 
 void FAST(activation)(
-    loom_team *team, loom_activation act, int64_t rows, int64_t f, const float *x, const float *bias, float *y) {
+    loom_team *team, loom_activation act, int64_t rows, int64_t f, const element *x, const float *bias, element *y) {
     job p = {.rows = rows, .cols = f, .rows_per_item = rows_per_item(f), .x = x, .bias = bias, .y = y, .act = act};
     loom_team_run(team, activation_item, &p, parts_of(rows, p.rows_per_item));
 }
 
-void FAST(activation_backward)(loom_team *team, loom_activation act, int64_t rows, int64_t f, const float *x,
-    const float *bias, const float *d_y, float *d_x) {
+void FAST(activation_backward)(loom_team *team, loom_activation act, int64_t rows, int64_t f, const element *x,
+    const float *bias, const element *d_y, element *d_x) {
     job p = {.rows = rows,
         .cols = f,
         .rows_per_item = rows_per_item(f),
@@ -206,8 +207,9 @@ typedef struct dropout_job {
     const loom_row_coordinates *at;
     const loom_dropout *dropout;
     int64_t rows, cols, rows_per_item;
-    const float *x, *bias, *residual;
-    float *y;
+    const element *x, *residual;
+    const float *bias;
+    element *y;
 } dropout_job;
 
 /* The factors of channels first … first+63 of a row. */
@@ -237,7 +239,7 @@ static void dropout_item(void *argument, int64_t item, int worker) {
                 p->at->position_offset + r / p->at->b, 0);
         for (int64_t c = 0; c < p->cols; c += LANES) {
             int64_t left = p->cols - c, at = r * p->cols + c;
-            vf value = v_load(p->x + at, left);
+            vf value = e_load(p->x + at, left);
             if (p->bias)
                 value = v_add(value, v_load(p->bias + c, left));
             if (drops) {
@@ -246,26 +248,26 @@ static void dropout_item(void *argument, int64_t item, int worker) {
                 value = v_mul(value, v_load(factors + c % (4 * LANES), LANES));
             }
             if (p->residual)
-                value = v_add(value, v_load(p->residual + at, left));
-            v_store(p->y + at, left, value);
+                value = v_add(value, e_load(p->residual + at, left));
+            e_store(p->y + at, left, value);
         }
     }
 }
 
 void FAST(bias_dropout_add)(loom_team *team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout,
-    const float *x, const float *bias, const float *residual, float *y) {
-    dropout_job p = {rows, dropout, rows->s * rows->b, h, rows_per_item(h), x, bias, residual, y};
+    const element *x, const float *bias, const element *residual, element *y) {
+    dropout_job p = {rows, dropout, rows->s * rows->b, h, rows_per_item(h), x, residual, bias, y};
     loom_team_run(team, dropout_item, &p, parts_of(p.rows, p.rows_per_item));
 }
 
 void FAST(dropout_backward)(loom_team *team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout,
-    const float *d_y, float *d_x) {
+    const element *d_y, element *d_x) {
     FAST(bias_dropout_add)(team, rows, h, dropout, d_y, NULL, NULL, d_x);
 }
 
 typedef struct nonfinite_job {
     int64_t count;
-    const float *x;
+    const element *x;
     atomic_bool found;
 } nonfinite_job;
 
@@ -276,13 +278,13 @@ static void nonfinite_item(void *argument, int64_t item, int worker) {
         return;
     vi exponent = vi_set(0x7f800000u);
     for (int64_t i = item * ITEM_ELEMENTS; i < smaller((item + 1) * ITEM_ELEMENTS, p->count); i += LANES)
-        if (vm_any(vi_equal(vi_and(vi_bits(v_load(p->x + i, p->count - i)), exponent), exponent))) {
+        if (vm_any(vi_equal(vi_and(vi_bits(e_load(p->x + i, p->count - i)), exponent), exponent))) {
             atomic_store_explicit(&p->found, true, memory_order_relaxed);
             return;
         }
 }
 
-bool FAST(has_nonfinite)(loom_team *team, int64_t count, const float *x) {
+bool FAST(has_nonfinite)(loom_team *team, int64_t count, const element *x) {
     nonfinite_job p = {.count = count, .x = x};
     loom_team_run(team, nonfinite_item, &p, parts_of(count, ITEM_ELEMENTS));
     return atomic_load(&p.found);

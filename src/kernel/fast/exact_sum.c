@@ -9,6 +9,8 @@
 #include <math.h>
 #include <string.h>
 
+#ifndef LOOM_NARROW
+
 enum { BLOCK = 4096, WIDE = 8, RANGE = 19, INFINITE = 255 };
 
 typedef struct scan {
@@ -157,3 +159,5 @@ void FAST(exact_sum)(loom_team *team, int power, int64_t count, const float *x, 
     for (int worker = 0; worker < loom_team_size(team); worker++)
         loom__exact_sum_join(&p.sums[worker], sum);
 }
+
+#endif

@@ -5,6 +5,8 @@
 #include "kernel/fast/work.h"
 #include <math.h>
 
+#ifndef LOOM_NARROW
+
 typedef struct adamw_job {
     int64_t count;
     float grad_scale, keep, coupled, step, beta1, rest1, beta2, rest2, root, eps;
@@ -125,3 +127,5 @@ void FAST(sgd)(loom_team *team, int64_t count, const loom_sgd *sgd, const float 
     };
     loom_team_run(team, sgd_item, &p, parts_of(count, ITEM_ELEMENTS));
 }
+
+#endif

@@ -13,7 +13,8 @@ enum {
 
 typedef struct row_sums {
     int64_t rows, cols;
-    const float *x, *mean, *rstd, *d_y;
+    const float *mean, *rstd;
+    const element *x, *d_y;
     bool accumulate;
     float *out[2]; /* the second may be NULL */
     float *partial;

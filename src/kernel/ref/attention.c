@@ -1,9 +1,11 @@
 /* Blockwise attention, one query and one key at a time. Scores are computed anew wherever they are needed, so that
- * nothing of the size of s*s exists here either. Compiled twice (ref.h). */
+ * nothing of the size of s*s exists here either. Compiled four times (ref.h). */
 #ifndef REAL
 #include "base/random.h"
 #include "kernel/ref/ref.h"
 #include <tgmath.h>
+
+enum { CHANNELS = 64 }; /* that are summed side by side: a row of them needs no memory of its own */
 
 /* Whether query row t of sample j sees key row u of the block. */
 static bool sees(const loom_attention_block *block, int64_t j, int64_t t, int64_t u) {
@@ -30,12 +32,20 @@ static int64_t key_at(const loom_attention_block *block, int64_t stride, int64_t
 #include "kernel/ref/real64.h"
 
 #include "kernel/ref/attention.c"
+
+#include "kernel/ref/bf16.h"
+
+#include "kernel/ref/attention.c"
+
+#include "kernel/ref/f16.h"
+
+#include "kernel/ref/attention.c"
 #else
 
-static REAL REF(dot)(int64_t d, const REAL *x, const REAL *y) {
+static REAL REF(dot)(int64_t d, const ELEMENT *x, const ELEMENT *y) {
     REAL sum = 0;
     for (int64_t c = 0; c < d; c++)
-        sum += x[c] * y[c];
+        sum += LOAD(x[c]) * LOAD(y[c]);
     return sum;
 }
 
@@ -53,10 +63,11 @@ static REAL REF(factor)(const loom_attention_block *block, int64_t j, int64_t he
     return 1 / (1 - (REAL)dropout->probability);
 }
 
-static void REF(take_keys)(const loom_attention_block *block, int64_t j, int64_t head, int64_t t, const REAL *q,
-    const REAL *k, const REAL *v, REAL *accumulator, REAL *maximum, REAL *sum) {
+/* Of the accumulator, `count` channels from `channel` on. */
+static void REF(take_keys)(const loom_attention_block *block, int64_t j, int64_t head, int64_t t, const ELEMENT *q,
+    const ELEMENT *k, const ELEMENT *v, int64_t channel, int64_t count, REAL *accumulator, REAL *maximum, REAL *sum) {
     int64_t d = block->d;
-    const REAL *query = q + query_at(block, j, head, t);
+    const ELEMENT *query = q + query_at(block, j, head, t);
     REAL highest = *maximum;
     bool any = false;
     for (int64_t u = 0; u < block->s_kv; u++)
@@ -70,19 +81,20 @@ static void REF(take_keys)(const loom_attention_block *block, int64_t j, int64_t
         return;
     REAL base = highest == -(REAL)INFINITY ? 0 : highest, rescale = exp(*maximum - base);
     *sum *= rescale;
-    for (int64_t c = 0; c < d; c++)
+    for (int64_t c = 0; c < count; c++)
         accumulator[c] *= rescale;
     for (int64_t u = 0; u < block->s_kv; u++)
         if (sees(block, j, t, u)) {
             REAL score = block->scale * REF(dot)(d, query, k + key_at(block, block->k_stride, j, head, u));
             REAL weight = exp(score - base), kept = weight * REF(factor)(block, j, head, t, u);
             *sum += weight;
-            for (int64_t c = 0; c < d; c++)
-                accumulator[c] += kept * v[key_at(block, block->v_stride, j, head, u) + c];
+            for (int64_t c = 0; c < count; c++)
+                accumulator[c] += kept * LOAD(v[key_at(block, block->v_stride, j, head, u) + channel + c]);
         }
     *maximum = highest;
 }
 
+#ifndef NARROW
 void REF(attention_begin)(
     loom_team *team, const loom_attention_block *block, REAL *accumulator, REAL *maximum, REAL *sum) {
     (void)team;
@@ -94,18 +106,21 @@ void REF(attention_begin)(
         sum[i] = 0;
     }
 }
+#endif
 
-void REF(attention_block)(loom_team *team, const loom_attention_block *block, const REAL *q, const REAL *k,
-    const REAL *v, REAL *accumulator, REAL *maximum, REAL *sum) {
+void REF(attention_block)(loom_team *team, const loom_attention_block *block, const ELEMENT *q, const ELEMENT *k,
+    const ELEMENT *v, REAL *accumulator, REAL *maximum, REAL *sum) {
     (void)team;
     for (int64_t j = 0; j < block->b; j++)
         for (int64_t head = 0; head < block->n; head++)
             for (int64_t t = 0; t < block->s_q; t++) {
                 int64_t i = (j * block->n + head) * block->s_q + t;
-                REF(take_keys)(block, j, head, t, q, k, v, accumulator + i * block->d, maximum + i, sum + i);
+                REF(take_keys)
+                (block, j, head, t, q, k, v, 0, block->d, accumulator + i * block->d, maximum + i, sum + i);
             }
 }
 
+#ifndef NARROW
 void REF(attention_merge)(loom_team *team, const loom_attention_block *block, const REAL *other_accumulator,
     const REAL *other_maximum, const REAL *other_sum, REAL *accumulator, REAL *maximum, REAL *sum) {
     (void)team;
@@ -119,16 +134,17 @@ void REF(attention_merge)(loom_team *team, const loom_attention_block *block, co
         maximum[i] = highest;
     }
 }
+#endif
 
 static void REF(finish_query)(
-    int64_t d, const REAL *accumulator, REAL maximum, REAL sum, REAL *out, REAL *log_sum_exp) {
+    int64_t d, const REAL *accumulator, REAL maximum, REAL sum, ELEMENT *out, REAL *log_sum_exp) {
     for (int64_t c = 0; c < d; c++)
-        out[c] = sum == 0 ? 0 : accumulator[c] / sum;
+        STORE(out[c], sum == 0 ? 0 : accumulator[c] / sum);
     *log_sum_exp = sum == 0 ? -(REAL)INFINITY : maximum + log(sum);
 }
 
 void REF(attention_finish)(loom_team *team, const loom_attention_block *block, const REAL *accumulator,
-    const REAL *maximum, const REAL *sum, REAL *out, int64_t out_stride, REAL *log_sum_exp) {
+    const REAL *maximum, const REAL *sum, ELEMENT *out, int64_t out_stride, REAL *log_sum_exp) {
     (void)team;
     int64_t d = block->d;
     for (int64_t j = 0; j < block->b; j++)
@@ -141,23 +157,24 @@ void REF(attention_finish)(loom_team *team, const loom_attention_block *block, c
             }
 }
 
-void REF(attention)(loom_team *team, const loom_attention_block *block, const REAL *q, const REAL *k, const REAL *v,
-    REAL *out, int64_t out_stride, REAL *log_sum_exp) {
+void REF(attention)(loom_team *team, const loom_attention_block *block, const ELEMENT *q, const ELEMENT *k,
+    const ELEMENT *v, ELEMENT *out, int64_t out_stride, REAL *log_sum_exp) {
     (void)team;
     int64_t d = block->d;
     for (int64_t j = 0; j < block->b; j++)
         for (int64_t head = 0; head < block->n; head++)
-            for (int64_t t = 0; t < block->s_q; t++) {
-                REAL *row = out + (t * block->b + j) * out_stride + head * d;
-                REAL maximum = -(REAL)INFINITY, sum = 0;
-                for (int64_t c = 0; c < d; c++)
-                    row[c] = 0;
-                REF(take_keys)(block, j, head, t, q, k, v, row, &maximum, &sum);
-                REF(finish_query)(d, row, maximum, sum, row, log_sum_exp + (j * block->n + head) * block->s_q + t);
-            }
+            for (int64_t t = 0; t < block->s_q; t++)
+                for (int64_t channel = 0; channel < d; channel += CHANNELS) {
+                    REAL row[CHANNELS] = {0}, maximum = -(REAL)INFINITY, sum = 0;
+                    int64_t count = d - channel < CHANNELS ? d - channel : CHANNELS;
+                    REF(take_keys)(block, j, head, t, q, k, v, channel, count, row, &maximum, &sum);
+                    REF(finish_query)
+                    (count, row, maximum, sum, out + (t * block->b + j) * out_stride + head * d + channel,
+                        log_sum_exp + (j * block->n + head) * block->s_q + t);
+                }
 }
 
-void REF(attention_delta)(loom_team *team, const loom_attention_block *block, const REAL *out, const REAL *d_out,
+void REF(attention_delta)(loom_team *team, const loom_attention_block *block, const ELEMENT *out, const ELEMENT *d_out,
     int64_t out_stride, REAL *delta) {
     (void)team;
     for (int64_t j = 0; j < block->b; j++)
@@ -168,41 +185,84 @@ void REF(attention_delta)(loom_team *team, const loom_attention_block *block, co
             }
 }
 
+/* P times its dropout factor, and dS, of a query that sees the key. */
+typedef struct REF(score) {
+    REAL kept, d_score;
+} REF(score);
+
+typedef struct REF(backward) {
+    const loom_attention_block *block;
+    const ELEMENT *q, *k, *v, *d_out;
+    int64_t out_stride;
+    const REAL *log_sum_exp, *delta;
+} REF(backward);
+
+static const ELEMENT *REF(output_row)(const REF(backward) * p, int64_t j, int64_t head, int64_t t) {
+    return p->d_out + (t * p->block->b + j) * p->out_stride + head * p->block->d;
+}
+
+static REF(score) REF(score_of)(const REF(backward) * p, int64_t j, int64_t head, int64_t t, int64_t u) {
+    const loom_attention_block *block = p->block;
+    int64_t i = (j * block->n + head) * block->s_q + t, d = block->d;
+    const ELEMENT *key = p->k + key_at(block, block->k_stride, j, head, u);
+    const ELEMENT *value = p->v + key_at(block, block->v_stride, j, head, u);
+    REAL factor = REF(factor)(block, j, head, t, u);
+    REAL weight = exp(block->scale * REF(dot)(d, p->q + query_at(block, j, head, t), key) - p->log_sum_exp[i]);
+    REAL d_weight = factor * REF(dot)(d, REF(output_row)(p, j, head, t), value);
+    return (REF(score)){weight * factor, block->scale * weight * (d_weight - p->delta[i])};
+}
+
+static void REF(put)(int64_t count, const REAL *sum, bool accumulate, ELEMENT *to) {
+    for (int64_t c = 0; c < count; c++)
+        STORE(to[c], sum[c] + (accumulate ? LOAD(to[c]) : 0));
+}
+
 /* With P = exp(scale q.k - log_sum_exp) and the dropout factor D: dV = (P D)^T dO; dP = D (dO V^T);
- * dS = scale P (dP - delta); dQ = dS K; dK = dS^T Q. */
-void REF(attention_block_backward)(loom_team *team, const loom_attention_block *block, const REAL *q, const REAL *k,
-    const REAL *v, const REAL *d_out, int64_t out_stride, const REAL *log_sum_exp, const REAL *delta, bool accumulate_q,
-    bool accumulate_kv, REAL *d_q, REAL *d_k, REAL *d_v) {
+ * dS = scale P (dP - delta); dQ = dS K; dK = dS^T Q. First d_q, query by query, then d_k and d_v, key by key, a few
+ * channels at a time. */
+void REF(attention_block_backward)(loom_team *team, const loom_attention_block *block, const ELEMENT *q,
+    const ELEMENT *k, const ELEMENT *v, const ELEMENT *d_out, int64_t out_stride, const REAL *log_sum_exp,
+    const REAL *delta, bool accumulate_q, bool accumulate_kv, ELEMENT *d_q, ELEMENT *d_k, ELEMENT *d_v) {
     (void)team;
+    const REF(backward) p = {block, q, k, v, d_out, out_stride, log_sum_exp, delta};
     int64_t d = block->d, per_group = block->g > 0 ? block->n / block->g : 0;
-    for (int64_t j = 0; j < block->b; j++)
-        for (int64_t head = 0; head < block->n; head++) {
-            for (int64_t t = 0; !accumulate_q && t < block->s_q; t++)
-                for (int64_t c = 0; c < d; c++)
-                    d_q[query_at(block, j, head, t) + c] = 0;
-            for (int64_t u = 0; !accumulate_kv && head % per_group == 0 && u < block->s_kv; u++)
-                for (int64_t c = 0; c < d; c++) {
-                    d_k[key_at(block, block->k_stride, j, head, u) + c] = 0;
-                    d_v[key_at(block, block->v_stride, j, head, u) + c] = 0;
-                }
-            for (int64_t t = 0; t < block->s_q; t++)
-                for (int64_t u = 0; u < block->s_kv; u++) {
-                    if (!sees(block, j, t, u))
-                        continue;
-                    int64_t i = (j * block->n + head) * block->s_q + t, at_q = query_at(block, j, head, t);
-                    int64_t at_k = key_at(block, block->k_stride, j, head, u);
-                    int64_t at_v = key_at(block, block->v_stride, j, head, u);
-                    const REAL *d_row = d_out + (t * block->b + j) * out_stride + head * d;
-                    REAL factor = REF(factor)(block, j, head, t, u);
-                    REAL p = exp(block->scale * REF(dot)(d, q + at_q, k + at_k) - log_sum_exp[i]);
-                    REAL d_score = block->scale * p * (factor * REF(dot)(d, d_row, v + at_v) - delta[i]);
-                    for (int64_t c = 0; c < d; c++) {
-                        d_v[at_v + c] += p * factor * d_row[c];
-                        d_q[at_q + c] += d_score * k[at_k + c];
-                        d_k[at_k + c] += d_score * q[at_q + c];
+    for (int64_t channel = 0; channel < d; channel += CHANNELS) {
+        int64_t count = d - channel < CHANNELS ? d - channel : CHANNELS;
+        for (int64_t j = 0; j < block->b; j++) {
+            for (int64_t head = 0; head < block->n; head++)
+                for (int64_t t = 0; t < block->s_q; t++) {
+                    REAL d_query[CHANNELS] = {0};
+                    for (int64_t u = 0; u < block->s_kv; u++) {
+                        if (!sees(block, j, t, u))
+                            continue;
+                        const ELEMENT *key = k + key_at(block, block->k_stride, j, head, u) + channel;
+                        REAL d_score = REF(score_of)(&p, j, head, t, u).d_score;
+                        for (int64_t c = 0; c < count; c++)
+                            d_query[c] += d_score * LOAD(key[c]);
                     }
+                    REF(put)(count, d_query, accumulate_q, d_q + query_at(block, j, head, t) + channel);
+                }
+            for (int64_t first = 0; per_group > 0 && first < block->n; first += per_group)
+                for (int64_t u = 0; u < block->s_kv; u++) {
+                    REAL d_key[CHANNELS] = {0}, d_value[CHANNELS] = {0};
+                    for (int64_t head = first; head < first + per_group; head++)
+                        for (int64_t t = 0; t < block->s_q; t++) {
+                            if (!sees(block, j, t, u))
+                                continue;
+                            const ELEMENT *query = q + query_at(block, j, head, t) + channel;
+                            const ELEMENT *d_row = REF(output_row)(&p, j, head, t) + channel;
+                            REF(score) score = REF(score_of)(&p, j, head, t, u);
+                            for (int64_t c = 0; c < count; c++) {
+                                d_key[c] += score.d_score * LOAD(query[c]);
+                                d_value[c] += score.kept * LOAD(d_row[c]);
+                            }
+                        }
+                    REF(put)(count, d_key, accumulate_kv, d_k + key_at(block, block->k_stride, j, first, u) + channel);
+                    REF(put)
+                    (count, d_value, accumulate_kv, d_v + key_at(block, block->v_stride, j, first, u) + channel);
                 }
         }
+    }
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* Bias, activation, dropout and norm sums: one element after the other. Compiled twice (ref.h).
+/* Bias, activation, dropout and norm sums: one element after the other. Compiled four times (ref.h).
  */
 #ifndef REAL
 #include "base/random.h"
@@ -15,35 +15,44 @@ enum { CARRY_EVERY = 1 << 20 };
 #include "kernel/ref/real64.h"
 
 #include "kernel/ref/elementwise.c"
+
+#include "kernel/ref/bf16.h"
+
+#include "kernel/ref/elementwise.c"
+
+#include "kernel/ref/f16.h"
+
+#include "kernel/ref/elementwise.c"
 #else
 
-void REF(bias_add)(loom_team *team, int64_t rows, int64_t cols, const REAL *x, const REAL *bias, REAL *y) {
+void REF(bias_add)(loom_team *team, int64_t rows, int64_t cols, const ELEMENT *x, const REAL *bias, ELEMENT *y) {
     (void)team;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++)
-            y[r * cols + c] = x[r * cols + c] + bias[c];
+            STORE(y[r * cols + c], LOAD(x[r * cols + c]) + bias[c]);
 }
 
-void REF(bias_gradient)(loom_team *team, int64_t rows, int64_t cols, const REAL *d_y, bool accumulate, REAL *d_bias) {
+void REF(bias_gradient)(
+    loom_team *team, int64_t rows, int64_t cols, const ELEMENT *d_y, bool accumulate, REAL *d_bias) {
     (void)team;
     for (int64_t c = 0; c < cols; c++) {
         REAL sum = 0;
         for (int64_t r = 0; r < rows; r++)
-            sum += d_y[r * cols + c];
+            sum += LOAD(d_y[r * cols + c]);
         d_bias[c] = sum + (accumulate ? d_bias[c] : 0);
     }
 }
 
-void REF(add)(loom_team *team, int64_t count, const REAL *x, REAL *y) {
+void REF(add)(loom_team *team, int64_t count, const ELEMENT *x, ELEMENT *y) {
     (void)team;
     for (int64_t i = 0; i < count; i++)
-        y[i] = x[i] + y[i];
+        STORE(y[i], LOAD(x[i]) + LOAD(y[i]));
 }
 
-void REF(scale)(loom_team *team, int64_t count, REAL factor, const REAL *x, REAL *y) {
+void REF(scale)(loom_team *team, int64_t count, REAL factor, const ELEMENT *x, ELEMENT *y) {
     (void)team;
     for (int64_t i = 0; i < count; i++)
-        y[i] = factor * x[i];
+        STORE(y[i], factor * LOAD(x[i]));
 }
 
 /* The value and the derivative of the non-linearity that `act` applies to its only input, or to its gate. */
@@ -71,34 +80,34 @@ static REAL REF(nonlinear)(loom_activation act, REAL x, REAL *derivative) {
 }
 
 void REF(activation)(
-    loom_team *team, loom_activation act, int64_t rows, int64_t f, const REAL *x, const REAL *bias, REAL *y) {
+    loom_team *team, loom_activation act, int64_t rows, int64_t f, const ELEMENT *x, const REAL *bias, ELEMENT *y) {
     (void)team;
     bool gated = loom_activation_is_gated(act);
     int64_t width = gated ? 2 * f : f;
     REAL ignored;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < f; c++) {
-            REAL value = REF(nonlinear)(act, x[r * width + c] + (bias ? bias[c] : 0), &ignored);
+            REAL value = REF(nonlinear)(act, LOAD(x[r * width + c]) + (bias ? bias[c] : 0), &ignored);
             if (gated)
-                value *= x[r * width + f + c] + (bias ? bias[f + c] : 0);
-            y[r * f + c] = value;
+                value *= LOAD(x[r * width + f + c]) + (bias ? bias[f + c] : 0);
+            STORE(y[r * f + c], value);
         }
 }
 
-void REF(activation_backward)(loom_team *team, loom_activation act, int64_t rows, int64_t f, const REAL *x,
-    const REAL *bias, const REAL *d_y, REAL *d_x) {
+void REF(activation_backward)(loom_team *team, loom_activation act, int64_t rows, int64_t f, const ELEMENT *x,
+    const REAL *bias, const ELEMENT *d_y, ELEMENT *d_x) {
     (void)team;
     bool gated = loom_activation_is_gated(act);
     int64_t width = gated ? 2 * f : f;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < f; c++) {
-            REAL derivative, value = REF(nonlinear)(act, x[r * width + c] + (bias ? bias[c] : 0), &derivative);
-            REAL gradient = d_y[r * f + c];
+            REAL derivative, value = REF(nonlinear)(act, LOAD(x[r * width + c]) + (bias ? bias[c] : 0), &derivative);
+            REAL gradient = LOAD(d_y[r * f + c]);
             if (gated) {
-                d_x[r * width + f + c] = gradient * value;
-                gradient *= x[r * width + f + c] + (bias ? bias[f + c] : 0);
+                STORE(d_x[r * width + f + c], gradient * value);
+                gradient *= LOAD(x[r * width + f + c]) + (bias ? bias[f + c] : 0);
             }
-            d_x[r * width + c] = gradient * derivative;
+            STORE(d_x[r * width + c], gradient * derivative);
         }
 }
 
@@ -117,7 +126,7 @@ static loom__dropout_row REF(activation_row)(
 }
 
 void REF(bias_dropout_add)(loom_team *team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout,
-    const REAL *x, const REAL *bias, const REAL *residual, REAL *y) {
+    const ELEMENT *x, const REAL *bias, const ELEMENT *residual, ELEMENT *y) {
     (void)team;
     bool drops = dropout && dropout->probability > 0;
     for (int64_t t = 0; t < rows->s; t++)
@@ -127,19 +136,40 @@ void REF(bias_dropout_add)(loom_team *team, const loom_row_coordinates *rows, in
             if (drops)
                 row = REF(activation_row)(rows, dropout, t, j);
             for (int64_t c = 0; c < h; c++) {
-                REAL value = x[first + c] + (bias ? bias[c] : 0);
+                REAL value = LOAD(x[first + c]) + (bias ? bias[c] : 0);
                 if (drops)
                     value *= REF(dropout_factor)(dropout, &row, c);
-                y[first + c] = value + (residual ? residual[first + c] : 0);
+                STORE(y[first + c], value + (residual ? LOAD(residual[first + c]) : 0));
             }
         }
 }
 
 void REF(dropout_backward)(loom_team *team, const loom_row_coordinates *rows, int64_t h, const loom_dropout *dropout,
-    const REAL *d_y, REAL *d_x) {
+    const ELEMENT *d_y, ELEMENT *d_x) {
     REF(bias_dropout_add)(team, rows, h, dropout, d_y, NULL, NULL, d_x);
 }
 
+bool REF(has_nonfinite)(loom_team *team, int64_t count, const ELEMENT *x) {
+    (void)team;
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(LOAD(x[i])))
+            return true;
+    return false;
+}
+
+#ifdef NARROW
+void REF(widen)(loom_team *team, int64_t count, const ELEMENT *x, REAL *y) {
+    (void)team;
+    for (int64_t i = 0; i < count; i++)
+        y[i] = LOAD(x[i]);
+}
+
+void REF(narrow)(loom_team *team, int64_t count, const REAL *x, ELEMENT *y) {
+    (void)team;
+    for (int64_t i = 0; i < count; i++)
+        STORE(y[i], x[i]);
+}
+#else
 /* fp32 numbers, whatever REAL is. */
 void REF(exact_sum)(loom_team *team, int power, int64_t count, const REAL *x, loom_exact_sum *sum) {
     (void)team;
@@ -151,12 +181,6 @@ void REF(exact_sum)(loom_team *team, int power, int64_t count, const REAL *x, lo
     loom__exact_sum_carry(sum);
 }
 
-bool REF(has_nonfinite)(loom_team *team, int64_t count, const REAL *x) {
-    (void)team;
-    for (int64_t i = 0; i < count; i++)
-        if (!isfinite(x[i]))
-            return true;
-    return false;
-}
+#endif
 
 #endif

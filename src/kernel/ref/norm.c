@@ -1,4 +1,5 @@
-/* LayerNorm and RMSNorm, row by row; the variance is taken around the mean in a second pass. Compiled twice (ref.h). */
+/* LayerNorm and RMSNorm, row by row; the variance is taken around the mean in a second pass. Compiled four times
+ * (ref.h). */
 #ifndef REAL
 #include "kernel/ref/ref.h"
 #include <tgmath.h>
@@ -10,51 +11,59 @@
 #include "kernel/ref/real64.h"
 
 #include "kernel/ref/norm.c"
+
+#include "kernel/ref/bf16.h"
+
+#include "kernel/ref/norm.c"
+
+#include "kernel/ref/f16.h"
+
+#include "kernel/ref/norm.c"
 #else
 
-void REF(layernorm)(loom_team *team, int64_t rows, int64_t h, REAL eps, const REAL *x, const REAL *weight,
-    const REAL *bias, REAL *y, REAL *mean, REAL *rstd) {
+void REF(layernorm)(loom_team *team, int64_t rows, int64_t h, REAL eps, const ELEMENT *x, const REAL *weight,
+    const REAL *bias, ELEMENT *y, REAL *mean, REAL *rstd) {
     (void)team;
     for (int64_t r = 0; r < rows; r++) {
-        const REAL *row = x + r * h;
+        const ELEMENT *row = x + r * h;
         REAL sum = 0, squares = 0;
         for (int64_t c = 0; c < h; c++)
-            sum += row[c];
+            sum += LOAD(row[c]);
         mean[r] = sum / (REAL)h;
         for (int64_t c = 0; c < h; c++)
-            squares += (row[c] - mean[r]) * (row[c] - mean[r]);
+            squares += (LOAD(row[c]) - mean[r]) * (LOAD(row[c]) - mean[r]);
         rstd[r] = 1 / sqrt(squares / (REAL)h + eps);
         for (int64_t c = 0; c < h; c++)
-            y[r * h + c] = (row[c] - mean[r]) * rstd[r] * weight[c] + bias[c];
+            STORE(y[r * h + c], (LOAD(row[c]) - mean[r]) * rstd[r] * weight[c] + bias[c]);
     }
 }
 
 /* With g = d_y weight: d_x = rstd (g - mean(g) - xhat mean(g xhat)). */
-void REF(layernorm_backward_input)(loom_team *team, int64_t rows, int64_t h, const REAL *x, const REAL *weight,
-    const REAL *mean, const REAL *rstd, const REAL *d_y, REAL *d_x) {
+void REF(layernorm_backward_input)(loom_team *team, int64_t rows, int64_t h, const ELEMENT *x, const REAL *weight,
+    const REAL *mean, const REAL *rstd, const ELEMENT *d_y, ELEMENT *d_x) {
     (void)team;
     for (int64_t r = 0; r < rows; r++) {
         REAL sum = 0, dot = 0;
         for (int64_t c = 0; c < h; c++) {
-            REAL g = d_y[r * h + c] * weight[c];
+            REAL g = LOAD(d_y[r * h + c]) * weight[c];
             sum += g;
-            dot += g * (x[r * h + c] - mean[r]) * rstd[r];
+            dot += g * (LOAD(x[r * h + c]) - mean[r]) * rstd[r];
         }
         for (int64_t c = 0; c < h; c++) {
-            REAL g = d_y[r * h + c] * weight[c], xhat = (x[r * h + c] - mean[r]) * rstd[r];
-            d_x[r * h + c] = rstd[r] * (g - sum / (REAL)h - xhat * dot / (REAL)h);
+            REAL g = LOAD(d_y[r * h + c]) * weight[c], xhat = (LOAD(x[r * h + c]) - mean[r]) * rstd[r];
+            STORE(d_x[r * h + c], rstd[r] * (g - sum / (REAL)h - xhat * dot / (REAL)h));
         }
     }
 }
 
-void REF(layernorm_backward_weight)(loom_team *team, int64_t rows, int64_t h, const REAL *x, const REAL *mean,
-    const REAL *rstd, const REAL *d_y, bool accumulate, REAL *d_weight, REAL *d_bias) {
+void REF(layernorm_backward_weight)(loom_team *team, int64_t rows, int64_t h, const ELEMENT *x, const REAL *mean,
+    const REAL *rstd, const ELEMENT *d_y, bool accumulate, REAL *d_weight, REAL *d_bias) {
     (void)team;
     for (int64_t c = 0; c < h; c++) {
         REAL weight_sum = 0, bias_sum = 0;
         for (int64_t r = 0; r < rows; r++) {
-            weight_sum += d_y[r * h + c] * ((x[r * h + c] - mean[r]) * rstd[r]);
-            bias_sum += d_y[r * h + c];
+            weight_sum += LOAD(d_y[r * h + c]) * ((LOAD(x[r * h + c]) - mean[r]) * rstd[r]);
+            bias_sum += LOAD(d_y[r * h + c]);
         }
         d_weight[c] = weight_sum + (accumulate ? d_weight[c] : 0);
         d_bias[c] = bias_sum + (accumulate ? d_bias[c] : 0);
@@ -62,40 +71,40 @@ void REF(layernorm_backward_weight)(loom_team *team, int64_t rows, int64_t h, co
 }
 
 void REF(rmsnorm)(
-    loom_team *team, int64_t rows, int64_t h, REAL eps, const REAL *x, const REAL *weight, REAL *y, REAL *rstd) {
+    loom_team *team, int64_t rows, int64_t h, REAL eps, const ELEMENT *x, const REAL *weight, ELEMENT *y, REAL *rstd) {
     (void)team;
     for (int64_t r = 0; r < rows; r++) {
         REAL squares = 0;
         for (int64_t c = 0; c < h; c++)
-            squares += x[r * h + c] * x[r * h + c];
+            squares += LOAD(x[r * h + c]) * LOAD(x[r * h + c]);
         rstd[r] = 1 / sqrt(squares / (REAL)h + eps);
         for (int64_t c = 0; c < h; c++)
-            y[r * h + c] = x[r * h + c] * rstd[r] * weight[c];
+            STORE(y[r * h + c], LOAD(x[r * h + c]) * rstd[r] * weight[c]);
     }
 }
 
 /* With g = d_y weight: d_x = rstd (g - xhat mean(g xhat)). */
-void REF(rmsnorm_backward_input)(loom_team *team, int64_t rows, int64_t h, const REAL *x, const REAL *weight,
-    const REAL *rstd, const REAL *d_y, REAL *d_x) {
+void REF(rmsnorm_backward_input)(loom_team *team, int64_t rows, int64_t h, const ELEMENT *x, const REAL *weight,
+    const REAL *rstd, const ELEMENT *d_y, ELEMENT *d_x) {
     (void)team;
     for (int64_t r = 0; r < rows; r++) {
         REAL dot = 0;
         for (int64_t c = 0; c < h; c++)
-            dot += d_y[r * h + c] * weight[c] * x[r * h + c] * rstd[r];
+            dot += LOAD(d_y[r * h + c]) * weight[c] * LOAD(x[r * h + c]) * rstd[r];
         for (int64_t c = 0; c < h; c++) {
-            REAL xhat = x[r * h + c] * rstd[r];
-            d_x[r * h + c] = rstd[r] * (d_y[r * h + c] * weight[c] - xhat * dot / (REAL)h);
+            REAL xhat = LOAD(x[r * h + c]) * rstd[r];
+            STORE(d_x[r * h + c], rstd[r] * (LOAD(d_y[r * h + c]) * weight[c] - xhat * dot / (REAL)h));
         }
     }
 }
 
-void REF(rmsnorm_backward_weight)(loom_team *team, int64_t rows, int64_t h, const REAL *x, const REAL *rstd,
-    const REAL *d_y, bool accumulate, REAL *d_weight) {
+void REF(rmsnorm_backward_weight)(loom_team *team, int64_t rows, int64_t h, const ELEMENT *x, const REAL *rstd,
+    const ELEMENT *d_y, bool accumulate, REAL *d_weight) {
     (void)team;
     for (int64_t c = 0; c < h; c++) {
         REAL sum = 0;
         for (int64_t r = 0; r < rows; r++)
-            sum += d_y[r * h + c] * (x[r * h + c] * rstd[r]);
+            sum += LOAD(d_y[r * h + c]) * (LOAD(x[r * h + c]) * rstd[r]);
         d_weight[c] = sum + (accumulate ? d_weight[c] : 0);
     }
 }

@@ -2,23 +2,7 @@
  * is widened, used, and rounded to the nearest, ties to even. */
 #ifndef REAL
 #include "kernel/ref/ref.h"
-#include <string.h>
 #include <tgmath.h>
-
-static float from_bf16(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static uint16_t to_bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if (isnan(x))
-        return (uint16_t)(bits >> 16 | 0x40u);
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
 
 #include "kernel/ref/real32.h"
 
@@ -40,16 +24,16 @@ void REF(adamw)(
     REAL root = (REAL)sqrt(adamw->bias_correction2), eps = (REAL)adamw->eps;
     for (int64_t i = 0; i < count; i++) {
         REAL g = d_w[i] * adamw->grad_scale + coupled * w[i];
-        REAL first = adamw->bf16_m ? (REAL)from_bf16(((uint16_t *)m)[i]) : ((REAL *)m)[i];
-        REAL second = adamw->bf16_v ? (REAL)from_bf16(((uint16_t *)v)[i]) : ((REAL *)v)[i];
+        REAL first = adamw->bf16_m ? (REAL)loom_bf16_to_f32(((uint16_t *)m)[i]) : ((REAL *)m)[i];
+        REAL second = adamw->bf16_v ? (REAL)loom_bf16_to_f32(((uint16_t *)v)[i]) : ((REAL *)v)[i];
         first = beta1 * first + rest1 * g;
         second = beta2 * second + rest2 * g * g;
         if (adamw->bf16_m)
-            ((uint16_t *)m)[i] = to_bf16((float)first);
+            ((uint16_t *)m)[i] = loom_f32_to_bf16((float)first);
         else
             ((REAL *)m)[i] = first;
         if (adamw->bf16_v)
-            ((uint16_t *)v)[i] = to_bf16((float)second);
+            ((uint16_t *)v)[i] = loom_f32_to_bf16((float)second);
         else
             ((REAL *)v)[i] = second;
         if (v_max)

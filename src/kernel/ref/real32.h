@@ -1,5 +1,8 @@
 /* Selects the float build of what follows. */
-#undef REAL
-#undef REF
+#include "kernel/ref/unset.h"
+
 #define REAL float
 #define REF(name) loom__ref_##name
+#define ELEMENT REAL
+#define LOAD(x) (x)
+#define STORE(place, value) ((place) = (value))

@@ -1,5 +1,8 @@
 /* Selects the double build of what follows. */
-#undef REAL
-#undef REF
+#include "kernel/ref/unset.h"
+
 #define REAL double
 #define REF(name) loom__ref64_##name
+#define ELEMENT REAL
+#define LOAD(x) (x)
+#define STORE(place, value) ((place) = (value))
