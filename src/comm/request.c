@@ -295,7 +295,8 @@ static void wait_until_done(loom_request *request) {
     loom_comm *comm = request->comm;
     loom__endpoint *endpoint = comm->endpoint;
     uint64_t began = loom__clock(), looked = began, aborted = 0;
-    long sleep = SLEEP_FIRST_NS;
+    /* Threads are woken by what they wait for, and need no look of their own but that for ranks that are gone. */
+    long sleep = endpoint->sleep_word ? LOOK_EVERY_NS : SLEEP_FIRST_NS;
     loom__page_wait(endpoint->page, comm->key, comm->name, request->operation, request->sequence, request->bytes);
     for (int turn = endpoint->oversubscribed ? SPINS : 0;; turn++) {
         loom__comm_progress(endpoint);
@@ -333,7 +334,8 @@ static void wait_until_done(loom_request *request) {
         sleep_for(endpoint, sleep);
         if (endpoint->sleep_word)
             atomic_store_explicit(endpoint->sleep_word, 0, memory_order_seq_cst);
-        sleep = sleep * 2 < SLEEP_LONGEST_NS ? sleep * 2 : SLEEP_LONGEST_NS;
+        if (!endpoint->sleep_word)
+            sleep = sleep * 2 < SLEEP_LONGEST_NS ? sleep * 2 : SLEEP_LONGEST_NS;
     }
     loom__page_wait_end(endpoint->page);
 }

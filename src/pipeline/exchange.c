@@ -10,12 +10,7 @@
 #include "runtime/rank.h"
 #include <stdlib.h>
 
-enum {
-    FLOWS = 2,
-    PARTS = 2, /* shape and data */
-    LEAST_WINDOW = 8,
-    WORDS = 1 + LOOM_MAX_DIMS
-};
+enum { FLOWS = 2, PARTS = 2, LEAST_WINDOW = 8, WORDS = 1 + LOOM_MAX_DIMS };
 
 struct loom__outgoing {
     loom__outgoing *next;
@@ -43,12 +38,10 @@ loom_status loom__exchange_open(loom__exchange *exchange, loom_rank *rank, loom_
     return LOOM_OK;
 }
 
-static int tag_of(const loom__exchange *exchange, const loom__message *message, int part) {
+int loom__exchange_tag(const loom__exchange *exchange, const loom__message *message, loom__part part) {
     int64_t line = ((int64_t)message->flow * PARTS + part) * exchange->chunks + message->boundary;
     return (int)(line * exchange->window + message->microbatch % exchange->window);
 }
-
-enum { PART_DATA, PART_SHAPE };
 
 static bool is_done(const loom_request *request) {
     return !request || request->done;
@@ -98,7 +91,7 @@ static loom_status receive_body(loom__exchange *exchange, loom__incoming *incomi
     const loom__message *message = &incoming->message;
     LOOM_TRY(loom_tensor_create(exchange->rank, exchange->wire, dims, shape, &incoming->wire));
     return loom_receive_start(exchange->group, incoming->wire->data, loom_tensor_count(incoming->wire), exchange->wire,
-        message->peer, tag_of(exchange, message, PART_DATA), &incoming->body);
+        message->peer, loom__exchange_tag(exchange, message, LOOM__PART_DATA), &incoming->body);
 }
 
 /* The shape has come; waits for it where it has not. */
@@ -124,7 +117,7 @@ loom_status loom__exchange_post(
     if (!exchange->variable_shapes)
         return receive_body(exchange, incoming, dims, shape);
     LOOM_TRY(loom_receive_start(exchange->group, incoming->words, WORDS, LOOM_I64, message->peer,
-        tag_of(exchange, message, PART_SHAPE), &incoming->head));
+        loom__exchange_tag(exchange, message, LOOM__PART_SHAPE), &incoming->head));
     loom__incoming **link = &exchange->opening;
     while (*link)
         link = &(*link)->next;
@@ -203,7 +196,7 @@ static loom_status start(loom__exchange *exchange, const loom__message *message,
         for (int i = 0; i < tensor->dims; i++)
             outgoing->words[1 + i] = tensor->shape[i];
         LOOM_TRY(loom_send_start(exchange->group, outgoing->words, WORDS, LOOM_I64, message->peer,
-            tag_of(exchange, message, PART_SHAPE), &outgoing->head));
+            loom__exchange_tag(exchange, message, LOOM__PART_SHAPE), &outgoing->head));
     }
     return loom_send_start(exchange->group, tensor->data, loom_tensor_count(tensor), exchange->wire, message->peer,
         outgoing->tag, &outgoing->body);
@@ -211,7 +204,7 @@ static loom_status start(loom__exchange *exchange, const loom__message *message,
 
 loom_status loom__exchange_send(
     loom__exchange *exchange, const loom__message *message, loom_tensor *tensor, int64_t most) {
-    int tag = tag_of(exchange, message, PART_DATA);
+    int tag = loom__exchange_tag(exchange, message, LOOM__PART_DATA);
     loom_status status = loom_tensor_ready(tensor);
     if (!status)
         status = free_tag(exchange, message->peer, tag);

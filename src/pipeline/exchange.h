@@ -24,6 +24,8 @@ typedef struct loom__incoming {
     struct loom__incoming *next; /* among those whose shape is awaited */
 } loom__incoming;
 
+typedef enum loom__part { LOOM__PART_DATA, LOOM__PART_SHAPE } loom__part;
+
 typedef struct loom__outgoing loom__outgoing;
 
 typedef struct loom__exchange {
@@ -40,6 +42,9 @@ typedef struct loom__exchange {
 /* Errors: LOOM_ERR_CONFIG when the chunks leave too few tags for the microbatches in flight. */
 loom_status loom__exchange_open(loom__exchange *exchange, loom_rank *rank, loom_comm *group, int64_t chunks,
     loom_dtype activations, loom_dtype wire, bool variable_shapes);
+/* The tag of one part of a message: below LOOM_TAG_COUNT, another for each flow, boundary, part, and microbatch of a
+ * window. Messages that are a window apart share one; the later is not sent before the earlier has arrived. */
+int loom__exchange_tag(const loom__exchange *exchange, const loom__message *message, loom__part part);
 /* Starts a receive. The shape is that of the activation; not used with variable shapes. */
 loom_status loom__exchange_post(
     loom__exchange *exchange, loom__incoming *incoming, const loom__message *message, int dims, const int64_t *shape);

@@ -220,6 +220,33 @@ static void two_stages_with_chunks_and_more_microbatches_than_tags_mix_nothing_u
     must_work(&j);
 }
 
+/* The first two receives of activations, posted the other way round. */
+static void swap_receives(loom_schedule_list *list) {
+    loom_instruction *first = NULL;
+    for (int64_t i = 0; i < list->count; i++) {
+        loom_instruction *at = &list->instructions[i];
+        if (at->kind != LOOM_INSTRUCTION_RECEIVE_PREVIOUS)
+            continue;
+        if (first) {
+            loom_instruction second = *at;
+            *at = *first;
+            *first = second;
+            return;
+        }
+        first = at;
+    }
+}
+
+/* Microbatches are in the tags: what is posted first is not what comes first. */
+static void receives_posted_in_another_order_get_their_own_messages(void **state) {
+    (void)state;
+    job j = {.schedule = {.stages = 2, .chunks = 2, .microbatches = 4},
+        .wire = LOOM_F32,
+        .early = 3,
+        .spoil = swap_receives};
+    must_work(&j);
+}
+
 /* Nothing but the executor holds the first stage back. */
 static void a_fast_stage_of_an_evaluation_does_not_fill_its_memory(void **state) {
     (void)state;
@@ -373,6 +400,7 @@ int main(void) {
         cmocka_unit_test(every_message_reaches_its_computation),
         cmocka_unit_test(two_stages_with_chunks_and_more_microbatches_than_tags_mix_nothing_up),
         cmocka_unit_test(a_fast_stage_of_an_evaluation_does_not_fill_its_memory),
+        cmocka_unit_test(receives_posted_in_another_order_get_their_own_messages),
         cmocka_unit_test(narrow_dtypes_travel),
         cmocka_unit_test(instructions_about_reductions_reach_the_work),
         cmocka_unit_test(lists_that_cannot_be_carried_out_are_named_and_end_the_run),
