@@ -51,6 +51,10 @@ void loom_cli_log(void *context, loom_log_level level, const char *line);
  * rank is stuck. */
 int loom_cli_run(const loom_run_config *config, loom_rank_function function, void *argument);
 
+/* From now on a file that is shortened while the library has it mapped ends the process by SIGBUS with a message that
+ * names the file and, under a launcher, the rank. */
+void loom_cli_name_shortened_files(void);
+
 /* Makes the directory and those above it, where they are not there yet. */
 loom_status loom_cli_make_directories(const char *path);
 

@@ -1,7 +1,6 @@
 /* megaloom: finds the command and hands the arguments over. */
 #include "commands.h"
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,20 +43,9 @@ static void keep_standard_streams(void) {
             _exit(1);
 }
 
-/* Datasets and weights are read through mappings: when somebody shortens the file meanwhile, the kernel says so this
- * way. */
-static void on_bus_error(int signal_number) {
-    static const char text[] =
-        "megaloom: a dataset or weight file was shortened, or cannot be read, while it was in use (SIGBUS)\n";
-    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
-    (void)written;
-    signal(signal_number, SIG_DFL);
-    raise(signal_number);
-}
-
 int main(int argc, char **argv) {
     keep_standard_streams();
-    signal(SIGBUS, on_bus_error);
+    loom_cli_name_shortened_files();
     if (argc < 2) {
         usage(stderr);
         return 2;

@@ -160,7 +160,7 @@ static loom_status train_step(training *t, int64_t step, bool *stop) {
     double start = now();
     loom_step_result result;
     loom_optimizer_outcome outcome;
-    int64_t before = loom_batches_get_state(t->batches).consumed_samples;
+    loom_batches_state before = loom_batches_get_state(t->batches);
     loom_status status = loom_parallel_step(t->parallel, LOOM_TRAINING, t->batches, NULL, NULL, NULL, &result);
     if (status == LOOM_END)
         return loom_fail(LOOM_ERR_STATE, "the data end after %lld of %lld steps", (long long)(step - 1),
@@ -169,7 +169,7 @@ static loom_status train_step(training *t, int64_t step, bool *stop) {
     LOOM_TRY(loom_optimizer_step(t->optimizer, &outcome));
     double seconds = now() - start;
     loom_batches_state state = loom_batches_get_state(t->batches);
-    double positions = (double)(state.consumed_samples - before) * (double)state.seq_length;
+    double positions = (double)(state.consumed_samples - before.consumed_samples) * (double)before.seq_length;
     loom_step_report report = {
         .step = step,
         .loss = result.loss,

@@ -205,6 +205,7 @@ loom_status loom_cli_train_batches(loom_fabric *fabric, const loom_run_config *c
         .decrease_batch_size_if_needed = given->decrease_batch_size_if_needed,
         .stop_when_batch_size_changes = given->stop_when_batch_size_changes,
         .prefetch_factor = given->prefetch_factor,
+        .pad_seq_length_to_mult = given->pad_seq_length_to_mult,
     };
     memcpy(loader.rampup_batch_size, given->rampup_batch_size, sizeof loader.rampup_batch_size);
     LOOM_TRY(loom_data_sampler_find(given->dataloader_type, &loader.sampler));
@@ -212,8 +213,8 @@ loom_status loom_cli_train_batches(loom_fabric *fabric, const loom_run_config *c
     *valid = NULL;
     if (!data->valid.get)
         return LOOM_OK;
-    /* The same samples every time, so their order means nothing. */
-    loader.sampler = loom_data_sampler_single();
+    /* The same samples every time, so their order means nothing; lengths follow from whole global batches. */
+    loader.sampler = given->pad_seq_length_to_mult ? loom_data_sampler_batch() : loom_data_sampler_single();
     loader.dataset = &data->valid;
     loader.mode = LOOM_VALIDATION;
     loader.cycle = true;

@@ -240,8 +240,10 @@ typedef struct loom_data_config {
     int64_t max_epochs;                /* of a corpus; 0 = no limit */
     bool reset_position_ids, reset_attention_mask, eod_mask_loss; /* as in loom_gpt_dataset_config */
     bool pack_sequences;                                          /* of kind "finetune": samples share a sequence */
-    const char *index_mapping_dir;                                /* the same; NULL = none */
-    int64_t prefetch_factor;                                      /* microbatches read ahead; 0 = none */
+    int64_t pad_seq_length_to_mult; /* of kind "finetune": a step is as long as its longest sample, rounded up to a
+                                       multiple of this; 0 = model.seq_length */
+    const char *index_mapping_dir;  /* the same; NULL = none */
+    int64_t prefetch_factor;        /* microbatches read ahead; 0 = none */
 } loom_data_config;
 
 typedef struct loom_validation_config {

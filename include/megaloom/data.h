@@ -275,6 +275,8 @@ typedef struct loom_dataset {
     bool document_boundaries; /* attention stops at documents: get fills document_start */
     /* Sample `index` in [0, length). index < 0 asks for a padding row: legal tokens, loss_mask 0. */
     loom_status (*get)(void *context, int64_t index, const loom_sample_row *row);
+    /* Positions of sample `index` in [0, length) before its padding, in [1, s]. NULL: all samples fill s. */
+    int64_t (*positions)(void *context, int64_t index);
     /* Where the sample lies, for messages: "corpus.bin, byte 4096". May be NULL; text is cut off at `bytes`. */
     void (*locate)(void *context, int64_t index, char *text, size_t bytes);
     void (*destroy)(void *context); /* may be NULL */
@@ -479,6 +481,8 @@ typedef struct loom_data_step {
     int64_t global_batch_size;         /* as ramp-up wants it */
     int64_t running_global_batch_size; /* what a step takes: a multiple of micro_batch_size * data_parallel_size */
     int64_t microbatches;              /* of each rank */
+    int64_t
+        sequence_length; /* of all its microbatches, where a loader tells; 0 = not told, as by the functions below */
 } loom_data_step;
 
 /* The step that begins after `consumed` samples. LOOM_ERR_CONFIG: a configuration that is none, or a size that does not
@@ -549,9 +553,13 @@ typedef struct loom_data_loader_config {
     int64_t seed;                          /* of a shuffled sampler */
     int64_t rampup_batch_size[3];          /* as in loom_data_step_config; needs drop_last */
     bool decrease_batch_size_if_needed;
+    /* 0: all steps have the dataset's sequence length. Else, with a sampler of global batches and a dataset that tells
+     * `positions`, a step is as long as the longest sample of its global batch on all data-parallel ranks, rounded up
+     * to a multiple of this, and never longer than the dataset's. */
+    int64_t pad_seq_length_to_mult;
 } loom_data_loader_config;
 
-/* Sizes 1, rank 0 of 1, nothing consumed, drop_last, no padding, no cycle, seed 0, no ramp-up. */
+/* Sizes 1, rank 0 of 1, nothing consumed, drop_last, no padding, no cycle, seed 0, no ramp-up, steps of one length. */
 LOOM_API loom_data_loader_config loom_data_loader_config_default(void);
 /* dataset is borrowed until the loader is destroyed; a sampler too. Where a step begins, `consumed` samples are all
  * that decides what comes: a loader made there, or sent there by seek, goes on as one that was never stopped. An epoch

@@ -242,6 +242,9 @@ typedef struct loom_dataloader {
     /* The sampler's callback sets loom_step.stop in the step whose size ramp-up has just changed. */
     bool stop_when_batch_size_changes;
     int64_t prefetch_factor; /* microbatches read ahead by a thread of their own; 0 = none */
+    /* As in loom_data_loader_config; where it is not 0, steps are multiples of the tensor-parallel size too when
+     * sequence_parallel cuts them. All ranks and stages find the same length, without a message. */
+    int64_t pad_seq_length_to_mult;
 } loom_dataloader;
 
 /* What the user iterates over: microbatches of one loader, or of several in "max_size_cycle" mode (it ends with the

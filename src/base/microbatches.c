@@ -77,7 +77,7 @@ loom_status loom_data_step_at(const loom_data_step_config *config, int64_t consu
         global = config->rampup_batch_size[0] + (int64_t)((double)consumed / part) * config->rampup_batch_size[1];
     }
     int64_t running = config->decrease_batch_size_if_needed ? global / round * round : global;
-    loom_data_step made = {global, running, 0};
+    loom_data_step made = {global, running, 0, 0};
     /* A size that rounds down to nothing is refused as it was asked. */
     loom_status status = loom_data_microbatches(
         running > 0 ? running : global, config->micro_batch_size, config->data_parallel_size, &made.microbatches);

@@ -358,6 +358,11 @@ static void check_paths(const loom_run_config *config, loom__faults *faults) {
     if (data->pack_sequences && !finetune)
         loom__faults_add(
             faults, LOOM_ERR_CONFIG, "data.pack_sequences: only data.kind finetune packs, found %s", data->kind);
+    if (data->pad_seq_length_to_mult && !finetune)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "data.pad_seq_length_to_mult: found %" PRId64 " with data.kind %s, expected data.kind finetune: only its "
+            "samples differ in length",
+            data->pad_seq_length_to_mult, data->kind);
     if (mock)
         return;
     if (data->path_count == 0 && data->train_path_count == 0)
@@ -383,6 +388,14 @@ static void check_data(const loom_run_config *config, loom__faults *faults) {
     const loom_data_config *data = &config->data;
     if (data->kind)
         check_paths(config, faults);
+    if (data->pad_seq_length_to_mult && strcmp(data->dataloader_type, "batch") != 0 &&
+        strcmp(data->dataloader_type, "random_batch") != 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "data.dataloader_type: found %s, expected batch or random_batch with data.pad_seq_length_to_mult",
+            data->dataloader_type);
+    if (data->pad_seq_length_to_mult && data->rampup_batch_size[0] != 0)
+        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
+            "not supported yet: data.pad_seq_length_to_mult with data.rampup_batch_size, one of them works");
     if (data->rampup_batch_size[0] != 0 && data->global_batch_size == 0)
         missing(faults, "data.global_batch_size", "the size that data.rampup_batch_size grows to");
     const struct {

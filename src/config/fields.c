@@ -399,6 +399,9 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, DATA(reset_attention_mask), "false", DOC("attention stops at the end of a document")),
     EXPAND(BOOL, DATA(eod_mask_loss), "false", DOC("no loss where the token is an end of document")),
     EXPAND(BOOL, DATA(pack_sequences), "false", DOC("of kind finetune: several samples in a sequence, kept apart")),
+    EXPAND(INT, DATA(pad_seq_length_to_mult), "null", NULLABLE, FROM(1),
+        DOC("of kind finetune: each global batch is as long as its longest sample, rounded up to a multiple of this; "
+            "null: model.seq_length")),
     EXPAND(STRING, DATA(index_mapping_dir), "null", NULLABLE,
         DOC("folder where the orders of documents and samples are kept; null: built anew in memory")),
     EXPAND(INT, DATA(prefetch_factor), "2", FROM(0), .high = 4096,

@@ -67,6 +67,12 @@ static loom_status finetune_get(void *context, int64_t index, const loom_sample_
     return LOOM_OK;
 }
 
+static int64_t finetune_positions(void *context, int64_t index) {
+    const finetune *set = context;
+    int64_t first = set->first[index], end = set->first[index + 1];
+    return set->begin[end] - set->begin[first] - (end - first);
+}
+
 /* ---- Making ---- */
 
 typedef struct reader {
@@ -259,6 +265,7 @@ static loom_status finish(reader *from, loom_status status, loom_dataset *datase
         .sequence_length = set->s,
         .document_boundaries = from->config->pack,
         .get = finetune_get,
+        .positions = finetune_positions,
         .destroy = finetune_destroy};
     return LOOM_OK;
 }

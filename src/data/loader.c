@@ -73,6 +73,8 @@ typedef struct source {
     int64_t epoch_ordered;
     _Atomic int64_t reading;     /* sample; read by whoever asks what is slow */
     int64_t *share, share_count; /* the stretch's samples, of a sampler of global batches */
+    int64_t multiple;            /* of which a step's length is one; 0 = each step has the dataset's */
+    int64_t s;                   /* of the stretch */
 } source;
 
 static loom_status begin_step(source *from) {
@@ -94,11 +96,33 @@ static loom_status make_order(source *from, int64_t epoch) {
     return LOOM_OK;
 }
 
+/* The length of the stretch's longest sample on any data-parallel rank, rounded up. Each rank finds it alone: the
+ * sampler tells what the others read, and the dataset how long that is. */
+static loom_status find_length(source *from) {
+    const loom_data_sampler *sampler = from->sampler;
+    const loom_dataset *dataset = from->dataset;
+    loom_data_sampler_config other = from->stretch;
+    int64_t longest = 1, count;
+    for (int64_t rank = 0; rank < other.data_parallel_size; rank++) {
+        other.data_parallel_rank = rank;
+        LOOM_TRY(sampler->batch(sampler->context, &other, 0, from->share, &count));
+        for (int64_t i = 0; i < count; i++) {
+            int64_t positions = from->share[i] < 0 ? 1 : dataset->positions(dataset->context, from->share[i]);
+            longest = positions > longest ? positions : longest;
+        }
+    }
+    int64_t over = longest % from->multiple, more = over ? from->multiple - over : 0;
+    from->s = more < dataset->sequence_length - longest ? longest + more : dataset->sequence_length;
+    return LOOM_OK;
+}
+
 /* All of the stretch's microbatches at once. */
 static loom_status take_share(source *from, int64_t left) {
     const loom_data_sampler *sampler = from->sampler;
     int64_t step = from->step_end - from->consumed;
     from->stretch.global_batch_size = from->stretch.drop_last && left < step ? left : step;
+    if (from->multiple)
+        LOOM_TRY(find_length(from));
     LOOM_TRY(sampler->batch(sampler->context, &from->stretch, 0, from->share, &from->share_count));
     from->batches = ((left < step ? left : step) + from->round - 1) / from->round;
     return LOOM_OK;
@@ -120,6 +144,13 @@ static loom_status begin_stretch(source *from) {
     int64_t most = (from->epoch - position + from->round - 1) / from->round;
     from->batches = from->batches < most ? from->batches : most;
     return LOOM_OK;
+}
+
+/* For the next microbatch, which there is. */
+static loom_status begin(source *from) {
+    if (from->consumed >= from->step_end)
+        LOOM_TRY(begin_step(from));
+    return from->batch >= from->batches ? begin_stretch(from) : LOOM_OK;
 }
 
 /* The samples of one pass from `consumed` on that make whole steps. */
@@ -161,8 +192,10 @@ static void locate(void *context, char *text, size_t bytes) {
         from->dataset->locate(from->dataset->context, index, text + written, bytes - (size_t)written);
 }
 
+/* The dataset fills a row to its own length; what the batch does not have of it is overwritten by the next row, so rows
+ * are filled in order. */
 static loom_status fill_row(source *from, const loom_batch *batch, int64_t row) {
-    int64_t s = batch->s, at = row * s;
+    int64_t s = from->s, at = row * s, whole = from->dataset->sequence_length;
     loom_sample_row target = {.tokens = batch->tokens + at,
         .labels = batch->labels + at,
         .loss_mask = batch->loss_mask + at,
@@ -178,7 +211,7 @@ static loom_status fill_row(source *from, const loom_batch *batch, int64_t row) 
             status, "data-parallel rank %lld, %s: ", (long long)from->stretch.data_parallel_rank, where);
     }
     if (index < 0) /* also where a user's dataset forgets it */
-        memset(target.loss_mask, 0, (size_t)s * sizeof *target.loss_mask);
+        memset(target.loss_mask, 0, (size_t)whole * sizeof *target.loss_mask);
     return LOOM_OK;
 }
 
@@ -201,6 +234,10 @@ static loom_status choose(const source *from, loom_batch *batch, int64_t *count)
     return LOOM_OK;
 }
 
+static bool has_ended(const source *from) {
+    return from->end >= 0 && from->consumed >= from->end;
+}
+
 static loom_status next_batch(void *context, loom_batch *batch) {
     source *from = context;
     if (batch->rows < from->stretch.micro_batch_size || batch->s != from->dataset->sequence_length ||
@@ -210,17 +247,15 @@ static loom_status next_batch(void *context, loom_batch *batch) {
             (long long)batch->s, batch->document_start ? " with document_start" : "",
             (long long)from->stretch.micro_batch_size, (long long)from->dataset->sequence_length,
             from->dataset->document_boundaries ? " with document_start" : "");
-    if (from->end >= 0 && from->consumed >= from->end)
+    if (has_ended(from))
         return loom_fail(LOOM_END, "no more batches after %lld samples", (long long)from->consumed);
-    if (from->consumed >= from->step_end)
-        LOOM_TRY(begin_step(from));
-    if (from->batch >= from->batches)
-        LOOM_TRY(begin_stretch(from));
+    LOOM_TRY(begin(from));
     int64_t count = 0;
     LOOM_TRY(choose(from, batch, &count));
     for (int64_t row = 0; row < count; row++)
         LOOM_TRY(fill_row(from, batch, row));
     batch->b = count;
+    batch->s = from->s;
     int64_t left = from->epoch - from->consumed % from->epoch;
     from->consumed += from->round < left ? from->round : left;
     from->batch++;
@@ -239,8 +274,12 @@ static int64_t remaining(void *context) {
 }
 
 static loom_status step_sizes(void *context, loom_data_step *step) {
-    const source *from = context;
-    return loom_data_step_at(&from->sizes, from->consumed, step);
+    source *from = context;
+    if (from->multiple && !has_ended(from))
+        LOOM_TRY(begin(from));
+    LOOM_TRY(loom_data_step_at(&from->sizes, from->consumed, step));
+    step->sequence_length = from->s;
+    return LOOM_OK;
 }
 
 static void destroy(void *context) {
@@ -272,6 +311,32 @@ static loom_status check_rampup(const loom_data_loader_config *config, const loo
     return loom_data_step_check(sizes);
 }
 
+static loom_status check_dynamic(const loom_dataset *dataset, const loom_data_loader_config *config) {
+    const loom_data_sampler *sampler = config->sampler ? config->sampler : loom_data_sampler_single();
+    int64_t multiple = config->pad_seq_length_to_mult;
+    if (multiple == 0)
+        return LOOM_OK;
+    if (multiple < 0)
+        return loom_fail(LOOM_ERR_CONFIG,
+            "pad_seq_length_to_mult is %lld, expected 0 (all steps have the dataset's length) or more",
+            (long long)multiple);
+    if (!dataset->positions)
+        return loom_fail(LOOM_ERR_CONFIG,
+            "pad_seq_length_to_mult is %lld with a dataset that does not tell how long its samples are, expected a "
+            "fine-tuning dataset, or 0",
+            (long long)multiple);
+    if (!sampler->global_batches)
+        return loom_fail(LOOM_ERR_CONFIG,
+            "pad_seq_length_to_mult is %lld with the sampler %s, expected batch or random_batch, or 0: a step's length "
+            "is that of its longest sample",
+            (long long)multiple, sampler->name);
+    if (config->rampup_batch_size[2] > 0)
+        return loom_fail(LOOM_ERR_UNSUPPORTED,
+            "not supported yet: pad_seq_length_to_mult %lld with rampup_batch_size, one of them works",
+            (long long)multiple);
+    return LOOM_OK;
+}
+
 /* Asks the sampler once, so that what it refuses is refused now. */
 static loom_status check_sampler(const source *from) {
     loom_data_sampler_config first = from->stretch;
@@ -287,6 +352,7 @@ loom_status loom_data_loader_create(
     loom_data_step full;
     int64_t epoch = 0;
     LOOM_TRY(check_rampup(config, &sizes));
+    LOOM_TRY(check_dynamic(dataset, config));
     LOOM_TRY(loom_data_step_at(&sizes, INT64_MAX, &full));
     LOOM_TRY(epoch_samples(config, full.running_global_batch_size, dataset->length, &epoch));
     source *from = calloc(1, sizeof *from);
@@ -306,7 +372,9 @@ loom_status loom_data_loader_create(
         .seed = config->seed,
         .round = config->micro_batch_size * config->data_parallel_size,
         .epoch = epoch,
-        .epoch_ordered = -1};
+        .epoch_ordered = -1,
+        .multiple = config->pad_seq_length_to_mult,
+        .s = dataset->sequence_length};
     from->share = malloc((size_t)(full.running_global_batch_size / config->data_parallel_size) * sizeof *from->share);
     loom_status status = from->share ? check_sampler(from) : loom_fail(LOOM_ERR_MEMORY, "no memory for a loader");
     if (status == LOOM_OK)

@@ -41,7 +41,7 @@ typedef struct ahead {
 static place place_of(const loom_data_loader *loader) {
     place at = {.consumed = loader->consumed_samples ? loader->consumed_samples(loader->context) : 0,
         .remaining = loader->remaining ? loader->remaining(loader->context) : -1,
-        .step = {.microbatches = loader->microbatches}};
+        .step = {.microbatches = loader->microbatches, .sequence_length = loader->sequence_length}};
     /* A step that has no sizes is refused when it is read. */
     if (loader->step && loader->step(loader->context, &at.step) != LOOM_OK)
         loom_error_clear();
@@ -61,6 +61,7 @@ static void *read_on(void *context) {
         }
         slot *into = &own->slots[(own->first + own->count) % own->config.depth];
         pthread_mutex_unlock(&own->mutex);
+        into->batch->s = own->inner.sequence_length; /* a step of shorter samples may have had it */
         into->status = own->inner.next(own->inner.context, into->batch);
         ended = into->status != LOOM_OK;
         into->message = ended ? strdup(loom_error_message()) : NULL;
@@ -144,10 +145,11 @@ static loom_status take(ahead *own, loom_batch *batch) {
     if (full->status != LOOM_OK)
         return loom_fail(full->status, "%s", full->message ? full->message : "the reader of the data failed");
     const loom_batch *read = full->batch;
-    if (batch->rows != read->rows || batch->s != read->s || !batch->document_start != !read->document_start)
+    int64_t s = own->inner.sequence_length;
+    if (batch->rows != read->rows || batch->s != s || !batch->document_start != !read->document_start)
         return loom_fail(LOOM_ERR_ARGUMENT,
             "a batch of %lld rows of %lld tokens, expected %lld rows of %lld tokens with the loader's document_start",
-            (long long)batch->rows, (long long)batch->s, (long long)read->rows, (long long)read->s);
+            (long long)batch->rows, (long long)batch->s, (long long)read->rows, (long long)s);
     loom_batch kept = *batch;
     *batch = *full->batch;
     *full->batch = kept;

@@ -43,6 +43,29 @@ static loom_status create_empty(int64_t count, loom_batches **out) {
     return LOOM_OK;
 }
 
+/* Into how many equal parts the ranks cut a sequence. */
+static int64_t sequence_parts(const loom_fabric *fabric) {
+    return fabric->config.sequence_parallel ? loom_comm_size(fabric->groups[LOOM_GROUP_TP]) : 1;
+}
+
+static int64_t common_divisor(int64_t a, int64_t b) {
+    while (b != 0) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* A step is as long as its samples need, rounded up to what the user and the ranks ask of it. */
+static loom_status sequence_multiple(const loom_fabric *fabric, int64_t asked, int64_t *multiple) {
+    int64_t parts = sequence_parts(fabric);
+    if (asked < 0 || __builtin_mul_overflow(asked, parts / common_divisor(parts, asked), multiple))
+        return loom_fail(LOOM_ERR_CONFIG, "pad_seq_length_to_mult is %lld, expected 0 to %lld", (long long)asked,
+            (long long)(INT64_MAX / parts));
+    return LOOM_OK;
+}
+
 static loom_status cut_for_rank(
     const loom_fabric *fabric, const loom_dataloader *description, loom_data_loader *loader) {
     loom_data_loader_config config = loom_data_loader_config_default();
@@ -60,6 +83,8 @@ static loom_status cut_for_rank(
                                    : description->micro_batch_size * config.data_parallel_size;
     config.consumed_samples = description->mode == LOOM_TRAINING ? description->consumed_samples : 0;
     config.cycle = description->cycle;
+    if (description->pad_seq_length_to_mult != 0)
+        LOOM_TRY(sequence_multiple(fabric, description->pad_seq_length_to_mult, &config.pad_seq_length_to_mult));
     if (description->mode == LOOM_TEST || description->mode == LOOM_PREDICT) {
         config.drop_last = false;
         config.pad_samples_to_global_batch_size = true;
@@ -84,9 +109,10 @@ static loom_status check_descriptions(const loom_dataloader *loaders, int64_t co
         return loom_fail(
             LOOM_ERR_ARGUMENT, "setup_dataloader: found %lld loaders, expected at least 1", (long long)count);
     for (int64_t i = 0; count > 1 && i < count; i++)
-        if (loaders[i].rampup_batch_size[2] != 0)
-            return loom_fail(LOOM_ERR_UNSUPPORTED,
-                "not supported yet: rampup_batch_size with %lld data loaders, one alone works", (long long)count);
+        if (loaders[i].rampup_batch_size[2] != 0 || loaders[i].pad_seq_length_to_mult != 0)
+            return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: %s with %lld data loaders, one alone works",
+                loaders[i].rampup_batch_size[2] != 0 ? "rampup_batch_size" : "pad_seq_length_to_mult",
+                (long long)count);
     return LOOM_OK;
 }
 
@@ -239,7 +265,7 @@ loom_batches_state loom_batches_get_state(const loom_batches *batches) {
         .last = batches->last_loader < 0 ? NULL : batches->buffers[batches->last_loader],
         .consumed_samples = consumed,
         .micro_batch_size = loader->micro_batch_size,
-        .seq_length = loader->sequence_length,
+        .seq_length = step.sequence_length ? step.sequence_length : loader->sequence_length,
         .num_microbatches = step.microbatches,
     };
 }
