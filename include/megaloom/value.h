@@ -107,6 +107,8 @@ LOOM_API bool loom_value_is_text(const loom_value *value, const char *text);
  * lists of 100 items and more are {"__tuple__": "N items"} and {"__list__": "N items"}; NaN and infinities are texts.
  * indent: blanks a level, 0 = one line. LOOM_ERR_ARGUMENT for what is nested more than 100 deep. */
 LOOM_API loom_status loom_value_to_json(const loom_value *value, int indent, char **text);
+/* Torch's spelling of a dtype ("float32"); NULL where torch has none. */
+LOOM_API const char *loom_dtype_torch_name(loom_dtype dtype);
 /* A word for the kind: "dict". Never NULL. */
 LOOM_API const char *loom_value_kind_name(loom_value_kind kind);
 

@@ -36,7 +36,7 @@ typedef struct loom__checkpoint_object {
 struct loom_checkpoint {
     char *path, *context;
     loom_checkpoint_info info;
-    loom__checkpoint_file *files; /* sorted by name once all are known */
+    loom__checkpoint_file *files;
     int64_t file_count;
     loom__checkpoint_entry *tensors;  /* sorted by name */
     loom__checkpoint_object *objects; /* sorted by name */

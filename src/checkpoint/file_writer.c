@@ -70,7 +70,7 @@ loom_status loom__checkpoint_file_tensor(loom__checkpoint_writer *writer, const 
     loom__checkpoint_record record = {.dtype = (int32_t)dtype, .dims = dims};
     loom_value_tensor tensor = {.dtype = dtype, .dims = dims, .elements = 1, .data = data};
     LOOM_TRY(check_name(writer, name));
-    if (dims < 0 || dims > LOOM_CHECKPOINT_MAX_DIMS || !loom__torch_dtype_name(dtype))
+    if (dims < 0 || dims > LOOM_CHECKPOINT_MAX_DIMS || !loom_dtype_torch_name(dtype))
         return loom_fail(LOOM_ERR_ARGUMENT, "%s: tensor '%s' of %s and %d dimensions cannot be written",
             writer->file.path, name, loom_dtype_name(dtype), dims);
     for (int i = 0; i < LOOM_CHECKPOINT_MAX_DIMS; i++)

@@ -196,10 +196,20 @@ static int by_object_name(const void *a, const void *b) {
     return strcmp(x->object.name, y->object.name);
 }
 
+/* Names go into messages, and from there to terminals. */
+static bool has_control_character(const char *text) {
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f)
+            return true;
+    return false;
+}
+
 static loom_status check_name(const reader *r, const loom_value *name) {
     if (name->kind != LOOM_VALUE_TEXT || name->count == 0 || strlen(name->text) != (size_t)name->count)
         return loom_fail(LOOM_ERR_FORMAT, "%s: a key of state_dict_metadata is a %s, expected a name", r->what,
             loom_value_kind_name(name->kind));
+    if (has_control_character(name->text))
+        return loom_fail(LOOM_ERR_FORMAT, "%s: a key of state_dict_metadata has a control character", r->what);
     return LOOM_OK;
 }
 
@@ -281,6 +291,8 @@ static loom_status read_place(
             transforms->kind == LOOM_VALUE_LIST && transforms->items[0]->kind == LOOM_VALUE_TEXT
                 ? transforms->items[0]->text
                 : loom_value_kind_name(transforms->kind));
+    if (has_control_character(path->text))
+        return loom_fail(LOOM_ERR_FORMAT, "%s: the file of '%s' has a control character in its name", r->what, name);
     if (path->count == 0 || strlen(path->text) != (size_t)path->count || strchr(path->text, '/') ||
         strcmp(path->text, ".") == 0 || strcmp(path->text, "..") == 0)
         return loom_fail(LOOM_ERR_FORMAT,

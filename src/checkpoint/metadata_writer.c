@@ -113,7 +113,7 @@ static loom_status make_constants(writer *w) {
 static loom_status make_properties(writer *w, loom_dtype dtype, loom_value **properties) {
     loom_value *state = NULL, *name = NULL;
     char text[40] = "torch.";
-    strcat(text, loom__torch_dtype_name(dtype));
+    strcat(text, loom_dtype_torch_name(dtype));
     LOOM_TRY(loom_value_name(w->pool, text, &name));
     LOOM_TRY(loom_value_tuple(w->pool, &state));
     const loom_value *const parts[] = {name, w->layout, w->no, w->memory_format, w->no};

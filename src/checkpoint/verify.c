@@ -19,23 +19,34 @@ typedef struct verifier {
     loom_checkpoint_fault fault;
     void *context;
     loom_checkpoint_verified found;
-    int64_t damaged; /* the last file that was counted; -1 = none */
+    bool *damaged; /* [files] */
 } verifier;
 
-static int by_place(const void *a, const void *b) {
+static int by_place(const void *a, const void *b, void *files) {
     const piece *x = a, *y = b;
+    const loom__checkpoint_file *of = files;
     if (x->file != y->file)
-        return x->file < y->file ? -1 : 1;
+        return strcmp(of[x->file].name, of[y->file].name);
     return (x->position > y->position) - (x->position < y->position);
+}
+
+/* Messages of the library begin with the path; here the name is told beside them. */
+static const char *without_path(const verifier *v, int64_t file, const char *message) {
+    const char *path = file >= 0 ? v->of->files[file].path : "";
+    size_t length = strlen(path);
+    return length && strncmp(message, path, length) == 0 && strncmp(message + length, ": ", 2) == 0
+               ? message + length + 2
+               : message;
 }
 
 static void tell(verifier *v, int64_t file, const char *message) {
     v->found.faults++;
-    if (file >= 0 && file != v->damaged)
+    if (file >= 0 && !v->damaged[file])
         v->found.damaged_files++;
-    v->damaged = file;
+    if (file >= 0)
+        v->damaged[file] = true;
     if (v->fault)
-        v->fault(v->context, file >= 0 ? v->of->files[file].name : "", message);
+        v->fault(v->context, file >= 0 ? v->of->files[file].name : "", without_path(v, file, message));
 }
 
 /* Number of the first element that is NaN or infinite; -1 where all are finite, or no floating-point numbers. */
@@ -99,27 +110,58 @@ static loom_status check_piece(const loom_checkpoint *of, const piece *at) {
 /* Whether a missing file was told already: each of its pieces would say the same. */
 static bool is_missing(verifier *v, const piece *at) {
     const char *missing = at->file >= 0 ? v->of->files[at->file].missing : NULL;
-    if (missing && at->file != v->damaged)
+    if (missing && !v->damaged[at->file])
         tell(v, at->file, missing);
     return missing != NULL;
 }
 
+static const char *name_of(const piece *of) {
+    return of->object ? of->object->object.name : of->entry->tensor.name;
+}
+
+static uint64_t bytes_of(const piece *of) {
+    return of->object ? of->object->place.bytes : of->entry->places[of->chunk].bytes;
+}
+
+static bool is_beyond(const verifier *v, const piece *at) {
+    size_t end = at->file >= 0 ? v->of->files[at->file].mapping.bytes : SIZE_MAX;
+    return at->file >= 0 && (at->position > end || bytes_of(at) > end - at->position);
+}
+
+/* Pieces from the first that reaches beyond the end of its file to the last one of that file: one fault. */
+static int64_t tell_cut(verifier *v, const piece *pieces, int64_t first, int64_t count) {
+    int64_t lost = 0, end = first;
+    for (; end < count && pieces[end].file == pieces[first].file; end++)
+        lost += is_beyond(v, &pieces[end]);
+    (void)loom_fail(LOOM_ERR_FORMAT,
+        "ends at %zu, before %lld of its pieces do, the first of them '%s' at %llu: cut short",
+        v->of->files[pieces[first].file].mapping.bytes, (long long)lost, name_of(&pieces[first]),
+        (unsigned long long)pieces[first].position);
+    tell(v, pieces[first].file, loom_error_message());
+    return end;
+}
+
 static void check_pieces(verifier *v, const piece *pieces, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        if (!is_missing(v, &pieces[i]) && check_piece(v->of, &pieces[i]) != LOOM_OK)
-            tell(v, pieces[i].file, loom_error_message());
+    for (int64_t i = 0; i < count;) {
+        if (is_missing(v, &pieces[i])) {
+            i++;
+        } else if (is_beyond(v, &pieces[i])) {
+            i = tell_cut(v, pieces, i, count);
+        } else {
+            if (check_piece(v->of, &pieces[i]) != LOOM_OK)
+                tell(v, pieces[i].file, loom_error_message());
+            i++;
+        }
+    }
 }
 
 /* Archives lie one behind another: two of them in the same bytes mean that one was overwritten. */
 static void check_overlaps(verifier *v, const piece *pieces, int64_t count) {
     for (int64_t i = 1; i < count; i++) {
         const piece *a = &pieces[i - 1], *b = &pieces[i];
-        uint64_t bytes = a->object ? a->object->place.bytes : a->entry->places[a->chunk].bytes;
-        if (a->file != b->file || bytes <= b->position - a->position)
+        if (a->file != b->file || bytes_of(a) <= b->position - a->position)
             continue;
-        (void)loom_fail(LOOM_ERR_FORMAT, "'%s' and '%s' are said to lie in the same bytes",
-            a->object ? a->object->object.name : a->entry->tensor.name,
-            b->object ? b->object->object.name : b->entry->tensor.name);
+        (void)loom_fail(LOOM_ERR_FORMAT, "'%s' and '%s' are said to lie in the same bytes", name_of(a), name_of(b));
         tell(v, b->file, loom_error_message());
     }
 }
@@ -145,10 +187,10 @@ static loom_status verify(verifier *v) {
             const loom__checkpoint_place *place = entry->places ? &entry->places[c] : NULL;
             pieces[count++] = (piece){place ? place->file : -1, place ? place->position : 0, entry, c, NULL};
         }
-    qsort(pieces, (size_t)count, sizeof *pieces, by_place);
-    if (!of->safetensors)
+    if (!of->safetensors) {
+        qsort_r(pieces, (size_t)count, sizeof *pieces, by_place, of->files);
         check_overlaps(v, pieces, count);
-    v->damaged = -1;
+    }
     check_pieces(v, pieces, count);
     v->found.tensors = info->tensors;
     v->found.objects = info->objects;
@@ -163,8 +205,11 @@ loom_status loom_checkpoint_verify(
     const char *path, loom_checkpoint_fault fault, void *context, loom_checkpoint_verified *verified) {
     loom_checkpoint *checkpoint = NULL;
     LOOM_TRY(loom__checkpoint_open(path, true, &checkpoint));
-    verifier v = {.of = checkpoint, .fault = fault, .context = context, .damaged = -1};
-    loom_status status = verify(&v);
+    verifier v = {.of = checkpoint, .fault = fault, .context = context};
+    v.damaged = calloc((size_t)checkpoint->file_count + 1, sizeof *v.damaged);
+    loom_status status =
+        v.damaged ? verify(&v) : loom_fail(LOOM_ERR_MEMORY, "%s: no memory to verify it", checkpoint->path);
+    free(v.damaged);
     loom_checkpoint_close(checkpoint);
     LOOM_TRY(status);
     *verified = v.found;

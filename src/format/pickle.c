@@ -165,9 +165,10 @@ static loom_status push_name(machine *m, const char *module, size_t module_bytes
         return loom_fail(LOOM_ERR_FORMAT, "%s: the name before byte %llu of the pickle is none", m->what, position(m));
     LOOM_TRY(loom__value_allocate(m->pool, module_bytes + name_bytes + 2, &text));
     snprintf(text, module_bytes + name_bytes + 2, "%.*s.%.*s", (int)module_bytes, module, (int)name_bytes, name);
-    if (!loom__is_utf8(text))
-        return loom_fail(
-            LOOM_ERR_FORMAT, "%s: the name before byte %llu of the pickle is not UTF-8", m->what, position(m));
+    for (const char *letter = text; *letter; letter++)
+        if (*letter <= 0x20 || *letter == 0x7f)
+            return loom_fail(
+                LOOM_ERR_FORMAT, "%s: the name before byte %llu of the pickle is none", m->what, position(m));
     LOOM_TRY(loom__value_create(m->pool, LOOM_VALUE_NAME, &value));
     value->text = text;
     return push(m, value);

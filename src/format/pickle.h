@@ -46,10 +46,10 @@ typedef struct loom__tensor_list {
 } loom__tensor_list;
 loom_status loom__pickle_write(const loom_value *value, loom__tensor_list *tensors, loom__buffer *buffer);
 
-/* dtype of "FloatStorage" or "float32"; LOOM_DTYPE_COUNT for none. And back. */
+/* dtype of "FloatStorage" or "float32"; LOOM_DTYPE_COUNT for none. */
 loom_dtype loom__torch_storage_dtype(const char *name);
 loom_dtype loom__torch_dtype(const char *name);
+/* NULL for none. */
 const char *loom__torch_storage_name(loom_dtype dtype);
-const char *loom__torch_dtype_name(loom_dtype dtype);
 
 #endif

@@ -34,7 +34,7 @@ const char *loom__torch_storage_name(loom_dtype dtype) {
     return NULL;
 }
 
-const char *loom__torch_dtype_name(loom_dtype dtype) {
+const char *loom_dtype_torch_name(loom_dtype dtype) {
     for (int i = 0; i < KNOWN; i++)
         if (known[i].dtype == dtype)
             return known[i].plain;

@@ -67,7 +67,7 @@ static json_t *elements(const loom_value_tensor *tensor, int axis, int64_t *next
 }
 
 static loom_status of_tensor(const loom_value_tensor *tensor, json_t **out) {
-    const char *name = loom__torch_dtype_name(tensor->dtype);
+    const char *name = loom_dtype_torch_name(tensor->dtype);
     int64_t next = 0;
     json_t *shape = json_array();
     LOOM_TRY(wrap("__tensor__", json_string(name ? name : loom_dtype_name(tensor->dtype)), out));
@@ -203,7 +203,7 @@ loom_status loom_value_to_json(const loom_value *value, int indent, char **text)
     json_t *json = NULL;
     loom_status status = of_value(value, 0, &json);
     if (status == LOOM_OK) {
-        size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION(17);
+        size_t flags = JSON_ENCODE_ANY;
         char *made = json_dumps(json, indent > 0 ? flags | JSON_INDENT((size_t)indent) : flags);
         if (made)
             *text = made;

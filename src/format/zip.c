@@ -32,6 +32,17 @@ static bool has_signature(const unsigned char *at, unsigned a, unsigned b) {
     return at[0] == 'P' && at[1] == 'K' && at[2] == a && at[3] == b;
 }
 
+enum { SHOWN = 80 };
+
+/* A record's name for a message, with what is no printable letter as '?': the bytes are anybody's. */
+static const char *shown(const char *name, size_t bytes, char text[SHOWN + 1]) {
+    size_t count = bytes < SHOWN ? bytes : SHOWN;
+    for (size_t i = 0; i < count; i++)
+        text[i] = name[i] >= 0x20 && name[i] < 0x7f ? name[i] : '?';
+    text[count] = '\0';
+    return text;
+}
+
 typedef struct directory {
     uint64_t entries, bytes, at; /* at: from the begin of the archive */
     uint64_t ends_before;        /* where the end records begin */
@@ -107,30 +118,31 @@ static loom_status read_entry(const char *what, const unsigned char *data, const
         return loom_fail(LOOM_ERR_FORMAT, "%s: entry %lld of the zip directory has %zu bytes, %zu are left", what,
             (long long)entry, whole, left);
     const char *name = (const char *)at + CENTRAL_BYTES;
-    int shown = name_bytes > 200 ? 200 : (int)name_bytes;
+    char text[SHOWN + 1];
+    (void)shown(name, name_bytes, text);
     uint64_t stored = load_u32(at + 20), bytes = load_u32(at + 24), local = load_u32(at + 42);
     uint64_t *sizes[] = {&bytes, &stored, &local};
     LOOM_TRY(read_extra64(what, at + CENTRAL_BYTES + name_bytes, extra_bytes, sizes, entry));
     unsigned method = load_u16(at + 10), flags = load_u16(at + 8);
     if (flags & 1)
-        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: %s: record '%.*s' is encrypted", what, shown, name);
+        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: %s: record '%s' is encrypted", what, text);
     if (method != METHOD_STORED && method != METHOD_DEFLATED)
         return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "not supported yet: %s: record '%.*s' is packed by method %u, expected stored (0) or deflated (8)", what,
-            shown, name, method);
+            "not supported yet: %s: record '%s' is packed by method %u, expected stored (0) or deflated (8)", what,
+            text, method);
     if (local > from->at || from->at - local < LOCAL_BYTES || !has_signature(data + local, 3, 4))
-        return loom_fail(LOOM_ERR_FORMAT, "%s: record '%.*s' is said to begin at %llu, where no record begins", what,
-            shown, name, (unsigned long long)local);
+        return loom_fail(LOOM_ERR_FORMAT, "%s: record '%s' is said to begin at %llu, where no record begins", what,
+            text, (unsigned long long)local);
     size_t local_name = load_u16(data + local + 26), ahead = LOCAL_BYTES + local_name + load_u16(data + local + 28);
     if (ahead > from->at - local || stored > from->at - local - ahead)
         return loom_fail(LOOM_ERR_FORMAT,
-            "%s: record '%.*s' at %llu has %llu bytes, which reach into the zip directory at %llu", what, shown, name,
+            "%s: record '%s' at %llu has %llu bytes, which reach into the zip directory at %llu", what, text,
             (unsigned long long)local, (unsigned long long)stored, (unsigned long long)from->at);
     if (local_name != name_bytes || memcmp(data + local + LOCAL_BYTES, name, name_bytes) != 0)
-        return loom_fail(LOOM_ERR_FORMAT, "%s: record '%.*s' has another name in its own header", what, shown, name);
+        return loom_fail(LOOM_ERR_FORMAT, "%s: record '%s' has another name in its own header", what, text);
     if (method == METHOD_STORED ? stored != bytes : bytes / DEFLATE_MOST > stored)
-        return loom_fail(LOOM_ERR_FORMAT, "%s: record '%.*s' is said to have %llu bytes, but %llu are stored", what,
-            shown, name, (unsigned long long)bytes, (unsigned long long)stored);
+        return loom_fail(LOOM_ERR_FORMAT, "%s: record '%s' is said to have %llu bytes, but %llu are stored", what, text,
+            (unsigned long long)bytes, (unsigned long long)stored);
     const char *slash = memchr(name, '/', name_bytes);
     size_t folder = slash ? (size_t)(slash - name) + 1 : 0;
     *record = (loom__zip_record){.name = name + folder,
@@ -195,14 +207,16 @@ loom_status loom__zip_get(const loom__zip *zip, const char *name, const loom__zi
 }
 
 loom_status loom__zip_check(const loom__zip *zip, const loom__zip_record *record, const void *unpacked) {
+    char text[SHOWN + 1];
     uint32_t found = libdeflate_crc32(0, unpacked, record->bytes);
     if (found != record->crc)
-        return loom_fail(LOOM_ERR_FORMAT, "%s: the checksum of record '%.*s' is %08x, expected %08x: damaged",
-            zip->what, record->name_bytes > 200 ? 200 : (int)record->name_bytes, record->name, found, record->crc);
+        return loom_fail(LOOM_ERR_FORMAT, "%s: the checksum of record '%s' is %08x, expected %08x: damaged", zip->what,
+            shown(record->name, record->name_bytes, text), found, record->crc);
     return LOOM_OK;
 }
 
 loom_status loom__zip_inflate(const loom__zip *zip, const loom__zip_record *record, void *out) {
+    char text[SHOWN + 1];
     struct libdeflate_decompressor *inflater = libdeflate_alloc_decompressor();
     if (!inflater)
         return loom_fail(LOOM_ERR_MEMORY, "%s: no memory to unpack it", zip->what);
@@ -211,7 +225,7 @@ loom_status loom__zip_inflate(const loom__zip *zip, const loom__zip_record *reco
         libdeflate_deflate_decompress(inflater, record->stored, record->stored_bytes, out, record->bytes, &made);
     libdeflate_free_decompressor(inflater);
     if (result != LIBDEFLATE_SUCCESS || made != record->bytes)
-        return loom_fail(LOOM_ERR_FORMAT, "%s: record '%.*s' cannot be unpacked to its %zu bytes: damaged", zip->what,
-            record->name_bytes > 200 ? 200 : (int)record->name_bytes, record->name, record->bytes);
+        return loom_fail(LOOM_ERR_FORMAT, "%s: record '%s' cannot be unpacked to its %zu bytes: damaged", zip->what,
+            shown(record->name, record->name_bytes, text), record->bytes);
     return LOOM_OK;
 }

@@ -315,7 +315,7 @@ static void check_same_tensors(const loom_checkpoint *a, const loom_checkpoint *
     }
 }
 
-/* The copies stay in the build tree, where tools/verify_with_megatron can have the real loaders read them. */
+/* The copies stay in the build tree, where the real loaders can be shown them. */
 static void a_written_checkpoint_is_read_back(void **state) {
     (void)state;
     mkdir(MEGALOOM_BUILD "/checkpoints", 0777);
