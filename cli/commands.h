@@ -6,6 +6,7 @@
 #include <argp.h>
 #include <megaloom/megaloom.h>
 
+int loom_cli_checkpoint(int argc, char **argv);
 int loom_cli_config(int argc, char **argv);
 int loom_cli_data(int argc, char **argv);
 int loom_cli_describe(int argc, char **argv);

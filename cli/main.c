@@ -21,6 +21,7 @@ static const command commands[] = {
     {"schedule", loom_cli_schedule, "what each stage of a pipeline does when, proved, simulated and drawn"},
     {"lr", loom_cli_lr, "the learning rate of each step, as numbers and as a drawing"},
     {"config", loom_cli_config, "the run file's fields, or a run file as it is understood"},
+    {"checkpoint", loom_cli_checkpoint, "look into checkpoints, verify and compare them"},
     {"data", loom_cli_data, "turn text into a dataset, and look into one"},
     {"tokenizer", loom_cli_tokenizer, "learn a tokenizer from text, and use one"},
 };
