@@ -1,6 +1,7 @@
 /* The sharded state of each checkpoint that the real Megatron-Core wrote (tests/golden/ckpt): the same keys, shapes,
- * dtypes and chunks, computed from the model's configuration and the layout alone. */
-#include "checkpoint/sharded.h"
+ * dtypes and chunks, computed from the model's configuration and the layout alone; and plans that read each of them,
+ * the flattened ones too, at other layouts. */
+#include "checkpoint/reshard.h"
 #include "model.h"
 #include <megaloom/stages.h>
 
@@ -168,7 +169,7 @@ static bool is_other(const char *key) {
 static size_t compare_case(ckpt_case *of) {
     bool model_space = of->options.form == LOOM__OPTIMIZER_MODEL_SPACE;
     if (model_space)
-        of->options.form = LOOM__OPTIMIZER_ABSENT; /* not written; golden.ckpt_reshard reads it */
+        of->options.form = LOOM__OPTIMIZER_ABSENT; /* not written, only read */
     json_t *found = whole_state(of), *value;
     const char *key;
     size_t tensors = 0;
@@ -223,7 +224,73 @@ static void compare_buckets(const ckpt_case *of) {
     }
 }
 
-static void keys_shapes_and_chunks_are_those_of_the_reference(void **state) {
+/* ---- reading */
+
+static void read_integers(const json_t *array, int64_t *values) {
+    for (size_t i = 0; i < json_array_size(array) && i < LOOM__STORED_DIMS; i++)
+        values[i] = json_integer_value(json_array_get(array, i));
+}
+
+static loom__stored_tensor stored_tensor(const char *key, const json_t *json) {
+    const json_t *chunks = json_object_get(json, "chunks"), *original = json_object_get(json, "orig_shape");
+    loom__stored_chunk *read = golden_allocate(json_array_size(chunks) * sizeof *read);
+    loom__stored_tensor tensor = {.key = key,
+        .dims = (int)json_array_size(json_object_get(json, "shape")),
+        .original_dims = (int)json_array_size(original),
+        .chunk_count = (int64_t)json_array_size(chunks),
+        .chunks = read};
+    read_integers(json_object_get(json, "shape"), tensor.shape);
+    read_integers(original, tensor.original_shape);
+    for (size_t i = 0; i < json_array_size(chunks); i++) {
+        const json_t *chunk = json_array_get(chunks, i);
+        read_integers(json_array_get(chunk, 0), read[i].offset);
+        read_integers(json_array_get(chunk, 1), read[i].size);
+    }
+    return tensor;
+}
+
+/* All arrays of all parameters, for one tensor rank of tp. */
+static void plan_rank(const ckpt_case *of, const loom__reshard_source *source, int64_t tp, int64_t tp_rank) {
+    const loom__model_spec *spec = of->spec;
+    int arrays = of->options.form == LOOM__OPTIMIZER_ABSENT ? 1 : LOOM__STATE_MOMENT + of->options.moments;
+    int64_t count = 0;
+    loom__reshard_want *wants = golden_allocate((size_t)(spec->count * arrays) * sizeof *wants);
+    for (int64_t i = 0; i < spec->count; i++) {
+        int64_t shape[2];
+        loom__parameter_local_shape(spec, &spec->parameters[i], tp, shape);
+        for (int array = 0; array < arrays; array++)
+            wants[count++] = (loom__reshard_want){.array = array, .canonical = i, .count = shape[0] * shape[1]};
+    }
+    loom__reshard_plan *plan = NULL;
+    golden_must(loom__reshard_plan_create(source, spec, tp, tp_rank, wants, count, &plan), of->name);
+    check(plan->missing_count == 0, "%s at tensor size %lld: array %d of %s is missing", of->name, (long long)tp,
+        wants[plan->missing[0]].array, spec->parameters[wants[plan->missing[0]].canonical].name);
+    loom__reshard_plan_destroy(plan);
+    free(wants);
+}
+
+static void plan_case(const ckpt_case *of) {
+    const json_t *tensors = json_object_get(of->manifest, "tensors");
+    loom__stored_tensor *stored = golden_allocate(json_object_size(tensors) * sizeof *stored);
+    loom__stored_state state = {.tensors = stored, .layout = &of->layout};
+    json_t *value;
+    const char *key;
+    json_object_foreach((json_t *)tensors, key, value) stored[state.count++] = stored_tensor(key, value);
+    loom__reshard_source *source = NULL;
+    golden_must(loom__reshard_source_create(of->spec, &state, &of->options, &source), of->name);
+    loom__reshard_leftover left = loom__reshard_source_leftover(source);
+    check(left.unexpected_count == 0, "%s: %s is unexpected", of->name, stored[left.unexpected[0]].key);
+    check(left.misshaped_count == 0, "%s: %s is misshaped", of->name, stored[left.misshaped[0]].key);
+    for (int64_t tp = 1; tp <= 2; tp++)
+        for (int64_t rank = 0; rank < tp; rank++)
+            plan_rank(of, source, tp, rank);
+    loom__reshard_source_destroy(source);
+    for (int64_t i = 0; i < state.count; i++)
+        free((void *)stored[i].chunks);
+    free(stored);
+}
+
+static void keys_shapes_and_chunks_are_those_of_the_reference_and_other_layouts_read_them(void **state) {
     (void)state;
     glob_t found = golden_glob("ckpt/*/case.json");
     size_t ran = 0, other = 0, unbuilt = 0, keys = 0;
@@ -237,6 +304,7 @@ static void keys_shapes_and_chunks_are_those_of_the_reference(void **state) {
         } else {
             if (of.options.form == LOOM__OPTIMIZER_DP_RESHARDABLE)
                 compare_buckets(&of);
+            plan_case(&of);
             keys += compare_case(&of);
             ran++;
         }
@@ -247,8 +315,8 @@ static void keys_shapes_and_chunks_are_those_of_the_reference(void **state) {
         free(folder);
         free(path);
     }
-    print_message(
-        "ckpt: %zu checkpoints equal (%zu keys), %zu of no layout, %zu not supported yet\n", ran, keys, other, unbuilt);
+    print_message("ckpt: %zu checkpoints equal and planned (%zu keys), %zu of no layout, %zu not supported yet\n", ran,
+        keys, other, unbuilt);
     if (!getenv("MEGALOOM_GOLDEN"))
         assert_true(ran >= 14);
     globfree(&found);
@@ -266,7 +334,8 @@ static void content_metadata_is_that_of_the_strategy(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(keys_shapes_and_chunks_are_those_of_the_reference),
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(keys_shapes_and_chunks_are_those_of_the_reference_and_other_layouts_read_them),
         cmocka_unit_test(content_metadata_is_that_of_the_strategy)};
     return cmocka_run_group_tests_name("golden.ckpt_sharded", tests, NULL, NULL);
 }
