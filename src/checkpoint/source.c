@@ -167,7 +167,7 @@ static loom_status add_range(
 static loom_status add_flattened(sorter *s, const name *named, int array, int64_t number) {
     const loom__stored_tensor *tensor = &s->stored->tensors[number];
     int axes = tensor->original_dims, layered = named->layer >= 0;
-    int64_t local[LOOM__STORED_DIMS], elements = 1;
+    int64_t local[LOOM__STORED_DIMS] = {0}, elements = 1;
     bool fits = tensor->dims == axes + 1;
     for (int i = 0; i < axes && fits; i++) {
         fits = tensor->shape[i] > 0 && tensor->original_shape[i] % tensor->shape[i] == 0;

@@ -52,5 +52,7 @@ typedef struct loom__optimizer_state {
     } arrays[LOOM__OPTIMIZER_ARRAYS];
 } loom__optimizer_state;
 const loom__optimizer_state *loom__optimizer_state_of(const loom_optimizer *optimizer);
+/* As if `steps` updates had been done: what the bias corrections and the schedule's place follow. */
+void loom__optimizer_set_steps(loom_optimizer *optimizer, int64_t steps);
 
 #endif

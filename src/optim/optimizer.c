@@ -189,6 +189,10 @@ const loom__optimizer_state *loom__optimizer_state_of(const loom_optimizer *opti
     return &optimizer->state;
 }
 
+void loom__optimizer_set_steps(loom_optimizer *optimizer, int64_t steps) {
+    optimizer->steps_done = optimizer->schedule_steps = steps;
+}
+
 size_t loom_optimizer_state_bytes(const loom_optimizer *optimizer) {
     size_t bytes = 0, elements = (size_t)loom__ddp_view_of(optimizer->ddp)->state_elements;
     for (int i = 0; i < optimizer->state.count; i++)
