@@ -13,12 +13,14 @@
  *   timeline           the same drawn, planned or measured
  *   kernels, team      the mathematics on raw arrays; compute threads
  *   safetensors, huggingface, report  files; a trained model as a directory; progress line and metrics
+ *   checkpoint, value  sharded checkpoints as files: what is in them; plain data as Python's pickle has it
  *   profile            where the time goes, operation by operation
  *   names              the nearest of the names there are to one that is not */
 #ifndef MEGALOOM_MEGALOOM_H
 #define MEGALOOM_MEGALOOM_H
 
 #include <megaloom/callbacks.h>
+#include <megaloom/checkpoint.h>
 #include <megaloom/comm.h>
 #include <megaloom/config.h>
 #include <megaloom/data.h>
@@ -37,10 +39,12 @@
 #include <megaloom/schedule.h>
 #include <megaloom/stages.h>
 #include <megaloom/status.h>
+#include <megaloom/state.h>
 #include <megaloom/strategy.h>
 #include <megaloom/team.h>
 #include <megaloom/tensor.h>
 #include <megaloom/timeline.h>
 #include <megaloom/types.h>
+#include <megaloom/value.h>
 
 #endif
