@@ -10,21 +10,45 @@
 extern "C" {
 #endif
 
-/* One entry of a state: exactly one of module, optimizer and load is given, or none of them for a plain value. */
+/* One entry of a state: a module, an optimizer, an object of the user's (load, save), or none of them for a plain
+ * value.
+ */
 typedef struct loom_state_item {
     const char *key; /* "state_dict" and "optimizer" by custom for the model and its optimizer; borrowed */
     loom_parallel *module;
     loom_optimizer *optimizer;
-    /* An object of the user's takes its value from the checkpoint's common state. */
+    /* An object of the user's takes its value from the checkpoint's common state, and makes it in `pool`. Every rank
+     * takes it; what rank 0 makes is stored. */
     loom_status (*load)(void *context, const loom_value *value);
+    loom_status (*save)(void *context, loom_value_pool *pool, const loom_value **value);
     void *context;
-    const loom_value *value; /* replaced by what the common state has under the key */
+    const loom_value *value; /* replaced at a load by what the common state has under the key; rank 0's is stored */
 } loom_state_item;
 
 typedef struct loom_state {
     loom_state_item *items;
     int64_t count;
 } loom_state;
+
+/* Which entries of the item `key` are stored: tensors by their keys in the checkpoint, those of a plain DICT by their
+ * own. Every rank must give the same answers. */
+typedef struct loom_state_filter {
+    const char *key;
+    bool (*keep)(void *context, const char *name);
+    void *context;
+} loom_state_filter;
+
+/* Writes the state to the folder `path`, in Megatron-Core's form torch_dist: first to path.tmp, which is flushed to the
+ * disk and renamed when all ranks have succeeded; a checkpoint that was there is replaced in one step. So a run that is
+ * killed at any instant leaves `path` as it was, or whole and new. Each rank writes what no rank before it in its
+ * data-parallel group holds as well; with the distributed optimizer each its own shard of the buckets
+ * (dp_reshardable). Keys of items that are neither modules nor optimizers are keys of the common state, except those
+ * that are its own: checkpoint_version, content_metadata, optimizer, opt_param_scheduler and megaloom (the layout).
+ *
+ * Collective over all ranks. Errors: LOOM_ERR_ARGUMENT as for loom_fabric_load, and for a filter whose key the state
+ * lacks or a key that is the common state's own; LOOM_ERR_IO, LOOM_ERR_MEMORY. All ranks fail together. */
+LOOM_API loom_status loom_fabric_save(loom_fabric *fabric, const char *path, const loom_state *state,
+    const loom_state_filter *filters, int64_t filter_count);
 
 /* What a load found. Names are the report's, in Megatron-Core's spelling with layer numbers; so are values. */
 typedef struct loom_load_report {

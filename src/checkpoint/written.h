@@ -18,6 +18,10 @@ typedef struct loom__written {
  * those of the configuration, LOOM_ERR_MEMORY. */
 loom_status loom__written_find(const loom_model_config *config, const loom__stored_tensor *tensors, int64_t count,
     loom__written *written, bool *found);
+/* The same from a layout that the checkpoint tells: spec is made for it, stages are copied. Errors: LOOM_ERR_FORMAT for
+ * sizes that cannot be; those of the configuration, LOOM_ERR_MEMORY. */
+loom_status loom__written_from(const loom_model_config *config, const loom__stored_tensor *tensors, int64_t count,
+    const loom__sharded_layout *told, loom__written *written);
 void loom__written_free(loom__written *written); /* also of a zeroed one */
 
 #endif

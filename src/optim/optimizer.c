@@ -189,8 +189,23 @@ const loom__optimizer_state *loom__optimizer_state_of(const loom_optimizer *opti
     return &optimizer->state;
 }
 
-void loom__optimizer_set_steps(loom_optimizer *optimizer, int64_t steps) {
-    optimizer->steps_done = optimizer->schedule_steps = steps;
+loom__optimizer_progress loom__optimizer_progress_of(const loom_optimizer *optimizer) {
+    return (loom__optimizer_progress){.steps = optimizer->steps_done,
+        .skipped_steps = optimizer->skipped_steps,
+        .has_scaler = optimizer->has_scaler,
+        .scale = (double)optimizer->scaler.scale,
+        .growth_tracker = optimizer->scaler.growth_tracker,
+        .hysteresis_tracker = optimizer->scaler.hysteresis_tracker};
+}
+
+void loom__optimizer_set_progress(loom_optimizer *optimizer, const loom__optimizer_progress *progress) {
+    optimizer->steps_done = optimizer->schedule_steps = progress->steps;
+    optimizer->skipped_steps = progress->skipped_steps;
+    if (!optimizer->has_scaler || !progress->has_scaler)
+        return;
+    optimizer->scaler.scale = (float)progress->scale;
+    optimizer->scaler.growth_tracker = progress->growth_tracker;
+    optimizer->scaler.hysteresis_tracker = progress->hysteresis_tracker;
 }
 
 size_t loom_optimizer_state_bytes(const loom_optimizer *optimizer) {

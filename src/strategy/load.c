@@ -31,54 +31,10 @@ void loom_load_report_free(loom_load_report *report) {
 typedef struct loading {
     loom_fabric *fabric;
     const loom_state *state;
-    loom_parallel *module;     /* NULL: none */
-    loom_optimizer *optimizer; /* NULL: none */
-    loom__load *load;          /* of the module */
+    loom__state_parts parts;
+    loom__load *load; /* of the module */
     loom_load_report report;
 } loading;
-
-static loom_status check_item(loading *l, int64_t number) {
-    const loom_state_item *item = &l->state->items[number];
-    if (!item->key || (item->module != NULL) + (item->optimizer != NULL) + (item->load != NULL) > 1)
-        return loom_fail(LOOM_ERR_ARGUMENT,
-            "state, item %lld (%s): expected a key and one of module, optimizer and load", (long long)number,
-            item->key ? item->key : "no key");
-    for (int64_t i = 0; i < number; i++)
-        if (strcmp(l->state->items[i].key, item->key) == 0)
-            return loom_fail(LOOM_ERR_ARGUMENT, "state: the key %s comes twice", item->key);
-    if ((item->module && l->module) || (item->optimizer && l->optimizer))
-        return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: a state with two %s (key %s)",
-            item->module ? "modules" : "optimizers", item->key);
-    if (item->module)
-        l->module = item->module;
-    if (item->optimizer)
-        l->optimizer = item->optimizer;
-    return LOOM_OK;
-}
-
-static loom_status check_state(loading *l) {
-    for (int64_t i = 0; i < l->state->count; i++)
-        LOOM_TRY(check_item(l, i));
-    if (l->optimizer && (!l->module || l->module->optimizer != l->optimizer))
-        return loom_fail(LOOM_ERR_ARGUMENT, "state: an optimizer alone cannot be loaded, since its tensors are sharded "
-                                            "as its model's are: pass it in a "
-                                            "state with the model that it belongs to");
-    if (l->module && !l->module->is_gpt)
-        return loom_fail(LOOM_ERR_ARGUMENT,
-            "state: this module was not made by loom_gpt_create: its tensors have no names in a checkpoint");
-    return LOOM_OK;
-}
-
-static const loom_state_item *item_of(const loading *l, const char *key) {
-    for (int64_t i = 0; i < l->state->count; i++)
-        if (strcmp(l->state->items[i].key, key) == 0)
-            return &l->state->items[i];
-    return NULL;
-}
-
-static bool is_plain(const loom_state_item *item) {
-    return !item->module && !item->optimizer;
-}
 
 /* What the common state has beyond the state. */
 static loom_status collect_leftover(loading *l, const loom_value *common) {
@@ -87,7 +43,7 @@ static loom_status collect_leftover(loading *l, const loom_value *common) {
     LOOM_TRY(loom_value_dict(pool, &left));
     for (int64_t i = 0; common && common->kind == LOOM_VALUE_DICT && i < common->count; i++) {
         const loom_value *key = common->items[2 * i];
-        if (key->kind != LOOM_VALUE_TEXT || !item_of(l, key->text))
+        if (key->kind != LOOM_VALUE_TEXT || !loom__state_item(l->state, key->text))
             LOOM_TRY(loom_value_set_pair(pool, left, key, common->items[2 * i + 1]));
     }
     l->report.leftover = left;
@@ -97,7 +53,7 @@ static loom_status collect_leftover(loading *l, const loom_value *common) {
 static loom_status add_missing_values(loading *l, const loom_value *common) {
     for (int64_t i = 0; i < l->state->count; i++) {
         const loom_state_item *item = &l->state->items[i];
-        if (!is_plain(item) || loom_value_get(common, item->key))
+        if (!loom__state_is_plain(item) || loom_value_get(common, item->key))
             continue;
         loom_load_report *report = &l->report;
         char **grown = realloc(report->missing, (size_t)(report->missing_count + 1) * sizeof *grown);
@@ -111,7 +67,7 @@ static loom_status add_missing_values(loading *l, const loom_value *common) {
 }
 
 static loom_status open_all(loading *l, const char *path) {
-    LOOM_TRY(check_state(l));
+    LOOM_TRY(loom__state_check(l->state, &l->parts));
     struct loom_load_sources *sources = l->report.sources = calloc(1, sizeof *l->report.sources);
     if (!sources)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the load of a checkpoint");
@@ -119,8 +75,8 @@ static loom_status open_all(loading *l, const char *path) {
     LOOM_TRY(loom_checkpoint_open(path, &sources->checkpoint));
     const loom_checkpoint_info *info = loom_checkpoint_get_info(sources->checkpoint);
     l->report.iteration = info->iteration;
-    if (l->module) {
-        LOOM_TRY(loom__load_create(l->module, l->optimizer, sources->checkpoint, &l->load));
+    if (l->parts.module) {
+        LOOM_TRY(loom__load_create(l->parts.module, l->parts.optimizer, sources->checkpoint, &l->load));
         LOOM_TRY(loom__load_list(l->load, &l->report));
     }
     LOOM_TRY(add_missing_values(l, info->common));
@@ -164,7 +120,7 @@ static loom_status take_values(loading *l) {
     const loom_value *common = loom_checkpoint_get_info(l->report.sources->checkpoint)->common;
     for (int64_t i = 0; i < l->state->count; i++) {
         loom_state_item *item = &l->state->items[i];
-        const loom_value *value = is_plain(item) ? loom_value_get(common, item->key) : NULL;
+        const loom_value *value = loom__state_is_plain(item) ? loom_value_get(common, item->key) : NULL;
         if (value && item->load)
             LOOM_TRY(item->load(item->context, value));
         else if (value)
@@ -178,18 +134,18 @@ static loom_status read_tensors(loading *l, bool *masters) {
     if (!l->load)
         return LOOM_OK;
     LOOM_TRY(loom__load_read(l->load, masters));
-    return l->optimizer ? loom__load_optimizer(l->optimizer, l->report.sources->checkpoint) : LOOM_OK;
+    return l->parts.optimizer ? loom__load_optimizer(l->parts.optimizer, l->report.sources->checkpoint) : LOOM_OK;
 }
 
 static loom_status load_all(loading *l, const char *path, bool strict) {
     loom_comm *world = loom_rank_world(l->fabric->rank);
     bool masters;
     LOOM_TRY(loom_agree(world, prepare(l, path, strict)));
-    if (l->module && l->module->ddp)
-        LOOM_TRY(loom__ddp_wait_parameters(l->module->ddp));
+    if (l->parts.module && l->parts.module->ddp)
+        LOOM_TRY(loom__ddp_wait_parameters(l->parts.module->ddp));
     LOOM_TRY(loom_agree(world, read_tensors(l, &masters)));
     if (masters)
-        LOOM_TRY(loom__ddp_gather(l->module->ddp));
+        LOOM_TRY(loom__ddp_gather(l->parts.module->ddp));
     return loom_agree(world, take_values(l));
 }
 

@@ -88,10 +88,30 @@ static loom_status load_schedule(loom_optimizer *optimizer, const loom_value *co
     return loom_optimizer_load_lr_state(optimizer, &state);
 }
 
+/* skipped_steps and grad_scaler are ours and Megatron-Core's; either may be missing. */
+static loom_status read_progress(const loom_value *common, loom__optimizer_progress *progress) {
+    const loom_value *scaler = loom_value_get(loom_value_get(common, "optimizer"), "grad_scaler");
+    LOOM_TRY(read_integer(loom_value_get(common, "megaloom"), "megaloom", "skipped_steps", &progress->skipped_steps));
+    if (!read_number(loom_value_get(scaler, "scale"), &progress->scale))
+        return LOOM_OK;
+    if (!(progress->scale > 0) || isinf(progress->scale))
+        return loom_fail(LOOM_ERR_FORMAT, "checkpoint: grad_scaler, scale: found %g, expected a finite number above 0",
+            progress->scale);
+    LOOM_TRY(read_integer(scaler, "grad_scaler", "growth_tracker", &progress->growth_tracker));
+    LOOM_TRY(read_integer(scaler, "grad_scaler", "hysteresis_tracker", &progress->hysteresis_tracker));
+    progress->has_scaler = true;
+    return LOOM_OK;
+}
+
 loom_status loom__load_optimizer(loom_optimizer *optimizer, const loom_checkpoint *checkpoint) {
+    const loom_value *common = loom_checkpoint_get_info(checkpoint)->common;
+    loom__optimizer_progress progress = loom__optimizer_progress_of(optimizer);
     int64_t steps = -1;
     LOOM_TRY(find_steps(checkpoint, &steps));
-    if (steps >= 0)
-        loom__optimizer_set_steps(optimizer, steps);
-    return load_schedule(optimizer, loom_checkpoint_get_info(checkpoint)->common);
+    LOOM_TRY(read_progress(common, &progress));
+    if (steps >= 0) {
+        progress.steps = steps;
+        loom__optimizer_set_progress(optimizer, &progress);
+    }
+    return load_schedule(optimizer, common);
 }

@@ -76,10 +76,29 @@ static loom_status plan_whole(const loom__load *load, int array, loom__reshard_p
     return status;
 }
 
+/* As the checkpoint tells, or as its buckets look. */
+static loom_status find_layout(loom__load *load, bool *found) {
+    const loom_model_config *config = &load->gpt->spec->config;
+    loom__sharded_layout told;
+    loom_stage *stages = NULL;
+    bool tells = false;
+    if (!load->state) {
+        *found = false;
+        return LOOM_OK;
+    }
+    LOOM_TRY(loom__layout_read(loom_checkpoint_get_info(load->checkpoint)->common, &told, &stages, &tells));
+    if (!tells)
+        return loom__written_find(config, load->tensors, load->count, &load->written, found);
+    loom_status status = loom__written_from(config, load->tensors, load->count, &told, &load->written);
+    free(stages);
+    *found = !status;
+    return status;
+}
+
 static loom_status sort_in(loom__load *load) {
     bool found = false;
     LOOM_TRY(list_tensors(load));
-    LOOM_TRY(loom__written_find(&load->gpt->spec->config, load->tensors, load->count, &load->written, &found));
+    LOOM_TRY(find_layout(load, &found));
     loom__stored_state stored = {
         .tensors = load->tensors, .count = load->count, .layout = found ? &load->written.layout : NULL};
     LOOM_TRY(loom__reshard_source_create(load->gpt->spec, &stored, &load->options, &load->source));
