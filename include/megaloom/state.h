@@ -50,6 +50,13 @@ typedef struct loom_state_filter {
 LOOM_API loom_status loom_fabric_save(loom_fabric *fabric, const char *path, const loom_state *state,
     const loom_state_filter *filters, int64_t filter_count);
 
+/* Saves to folder/iter_NNNNNNN, which is `iteration`, then lets folder/latest_checkpointed_iteration.txt name it, then
+ * removes the oldest checkpoints until keep_last are left (0: none is removed); never the new one. `folder` is made
+ * where it is not there, its parent is not. loom_checkpoint_open of `folder` finds the checkpoint that is named: one
+ * that is whole, whenever a run is killed. Collective over all ranks; errors as of loom_fabric_save. */
+LOOM_API loom_status loom_fabric_save_iteration(
+    loom_fabric *fabric, const char *folder, int64_t iteration, int64_t keep_last, const loom_state *state);
+
 /* What a load found. Names are the report's, in Megatron-Core's spelling with layer numbers; so are values. */
 typedef struct loom_load_report {
     int64_t iteration; /* of the common state; -1 = none */

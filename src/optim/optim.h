@@ -53,6 +53,9 @@ typedef struct loom__optimizer_state {
 } loom__optimizer_state;
 const loom__optimizer_state *loom__optimizer_state_of(const loom_optimizer *optimizer);
 
+/* As it was made with, without the strings. */
+const loom_optimizer_config *loom__optimizer_config_of(const loom_optimizer *optimizer);
+
 /* What else of an optimizer goes on after a stop; its schedule is loom_lr_state. */
 typedef struct loom__optimizer_progress {
     int64_t steps, skipped_steps; /* updates so far */

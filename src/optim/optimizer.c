@@ -189,6 +189,10 @@ const loom__optimizer_state *loom__optimizer_state_of(const loom_optimizer *opti
     return &optimizer->state;
 }
 
+const loom_optimizer_config *loom__optimizer_config_of(const loom_optimizer *optimizer) {
+    return &optimizer->config;
+}
+
 loom__optimizer_progress loom__optimizer_progress_of(const loom_optimizer *optimizer) {
     return (loom__optimizer_progress){.steps = optimizer->steps_done,
         .skipped_steps = optimizer->skipped_steps,

@@ -106,6 +106,35 @@ loom_status loom__layout_read(const loom_value *common, loom__sharded_layout *la
 
 /* ---- the optimizer */
 
+static loom_status set_none(loom_value_pool *pool, loom_value *dict, const char *key) {
+    loom_value *value = NULL;
+    LOOM_TRY(loom_value_none(pool, &value));
+    return loom_value_set(pool, dict, key, value);
+}
+
+/* What PyTorch's optimizer, which takes its groups whole from a checkpoint, wants to find in one. */
+static loom_status add_torch_fields(loom_value_pool *pool, const loom_optimizer *optimizer, loom_value *dict) {
+    static const char *const off[] = {"capturable", "differentiable"}, *const none[] = {"foreach", "fused"};
+    const loom_optimizer_config *config = loom__optimizer_config_of(optimizer);
+    const double numbers[] = {config->adam_beta1, config->adam_beta2};
+    loom_value *betas = NULL;
+    LOOM_TRY(loom_value_tuple(pool, &betas));
+    for (int i = 0; i < 2; i++) {
+        loom_value *beta = NULL;
+        LOOM_TRY(loom_value_float(pool, numbers[i], &beta));
+        LOOM_TRY(loom_value_append(pool, betas, beta));
+    }
+    LOOM_TRY(loom_value_set(pool, dict, "betas", betas));
+    LOOM_TRY(set_float(pool, dict, "eps", config->adam_eps));
+    LOOM_TRY(set_bool(pool, dict, "amsgrad", config->amsgrad));
+    LOOM_TRY(set_bool(pool, dict, "maximize", config->maximize));
+    for (int i = 0; i < 2; i++) {
+        LOOM_TRY(set_none(pool, dict, none[i]));
+        LOOM_TRY(set_bool(pool, dict, off[i], false));
+    }
+    return set_bool(pool, dict, "decoupled_weight_decay", config->decoupled_weight_decay);
+}
+
 static loom_status group_value(loom_value_pool *pool, const loom_optimizer *optimizer,
     const loom_optimizer_group *group, const loom_lr_state *schedule, loom_value **out) {
     loom_value *dict = NULL;
@@ -119,7 +148,8 @@ static loom_status group_value(loom_value_pool *pool, const loom_optimizer *opti
     LOOM_TRY(set_float(pool, dict, "min_lr", schedule->min_lr));
     LOOM_TRY(set_float(pool, dict, "lr", group->lr));
     LOOM_TRY(set_float(pool, dict, "weight_decay", group->weight_decay));
-    LOOM_TRY(set_int(pool, dict, "step", loom__optimizer_progress_of(optimizer).steps));
+    LOOM_TRY(add_torch_fields(pool, optimizer, dict));
+    LOOM_TRY(set_float(pool, dict, "step", (double)loom__optimizer_progress_of(optimizer).steps));
     *out = dict;
     return LOOM_OK;
 }
