@@ -330,7 +330,7 @@ TEST(what_is_not_built_is_refused_by_name) {
         "run.yaml:1:23: not supported yet: model.architecture=mixtral (the architecture); what works: gpt2, llama, "
         "mistral, qwen2, qwen3, gemma");
     expect_file("checkpoint: {async_save: true}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:21: not supported yet: checkpoint.async_save=true (saving while training goes on); only false "
+        "run.yaml:1:26: not supported yet: checkpoint.async_save=true (saving while training goes on); only false "
         "works");
     expect_file("strategy: {start_method: fork}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:26: not supported yet: strategy.start_method=fork (the launcher); what works: popen");
