@@ -2,6 +2,7 @@
  * `train`; rank 0 also shows and writes down what happens. */
 #include "commands.h"
 #include "train_data.h"
+#include "train_state.h"
 #include <argp.h>
 #include <math.h>
 #include <signal.h>
@@ -17,6 +18,7 @@ enum { TRACE_EVENTS = 1 << 16 };
 /* What all ranks of a process are given. */
 typedef struct job {
     loom_run_config *config;
+    const char *resume;        /* the checkpoint to go on from; NULL: that of an earlier run with this output */
     loom_tokenizer *tokenizer; /* of the data; NULL where they have none */
 } job;
 
@@ -31,8 +33,13 @@ typedef struct training {
     loom_batches *batches, *valid_batches;
     loom_metrics *metrics; /* rank 0 only, as is progress */
     loom_progress *progress;
-    int64_t done;         /* steps */
-    loom_profile profile; /* of the steps after the first, when they are over */
+    int64_t done, consumed; /* steps and samples so far */
+    loom_profile profile;   /* of the steps after the first, when they are over */
+    const char *resume;     /* NULL: nothing to go on from */
+    int64_t first;          /* the step that this run begins with, from 1 */
+    int64_t saved;          /* the step of the last checkpoint; -1 = none */
+    bool stopped;           /* by a signal */
+    char checkpoints[4096]; /* the folder */
     double gemm_rate;
     double flops_per_token;
     char model_path[4096]; /* where the model goes; empty = nowhere */
@@ -153,6 +160,50 @@ static loom_status export_model(training *t) {
     return loom_gpt_save_hf(t->parallel, t->model_path, &options);
 }
 
+/* ---- checkpoints ---- */
+
+static loom_cli_saved saved_of(const training *t) {
+    return (loom_cli_saved){.fabric = t->fabric,
+        .parallel = t->parallel,
+        .optimizer = t->optimizer,
+        .step = t->done,
+        .consumed_samples = t->consumed};
+}
+
+static loom_status go_on(training *t) {
+    if (!t->resume)
+        return LOOM_OK;
+    loom_cli_saved saved = saved_of(t);
+    LOOM_TRY(loom_cli_resume(&saved, t->resume, t->data.sizes.global_batch_size));
+    t->done = t->saved = saved.step;
+    t->consumed = saved.consumed_samples;
+    return LOOM_OK;
+}
+
+static loom_status save(training *t) {
+    if (t->saved == t->done)
+        return LOOM_OK;
+    loom_cli_saved saved = saved_of(t);
+    double start = now();
+    LOOM_TRY(loom_cli_save(&saved, t->checkpoints, t->config->checkpoint.keep_last));
+    t->saved = t->done;
+    if (t->progress)
+        loom_progress_note(
+            t->progress, "checkpoint after step %lld: %s (%.1f s)", (long long)t->done, t->checkpoints, now() - start);
+    return LOOM_OK;
+}
+
+/* After a step: what the run file wants, and what a signal asks for. */
+static loom_status save_if_due(training *t) {
+    loom_cli_signal asked = LOOM_CLI_GO_ON;
+    int64_t every = t->config->checkpoint.every;
+    LOOM_TRY(loom_cli_ask_signals(t->rank, &asked));
+    t->stopped = asked == LOOM_CLI_SAVE_AND_STOP;
+    if (asked != LOOM_CLI_GO_ON || (every > 0 && (t->done % every == 0 || t->done == t->config->steps)))
+        return save(t);
+    return LOOM_OK;
+}
+
 /* ---- the loop ---- */
 
 /* *stop: a callback asks to end here. */
@@ -184,6 +235,8 @@ static loom_status train_step(training *t, int64_t step, bool *stop) {
         .num_zeros_in_grad = outcome.num_zeros_in_grad < 0 ? NAN : (double)outcome.num_zeros_in_grad,
         .skipped_steps = outcome.skipped_steps,
     };
+    t->done = step;
+    t->consumed = report.consumed_samples;
     if (t->progress)
         loom_progress_step(t->progress, &report);
     int64_t every = t->config->validation.every;
@@ -201,7 +254,10 @@ static loom_status set_up(training *t) {
     LOOM_TRY(loom_cli_model(t->fabric, config, true, &t->parallel));
     loom_optimizer_setup setup = {.schedule = config->lr, .steps = config->steps};
     LOOM_TRY(loom_fabric_setup_megatron_optimizer(t->fabric, t->parallel, &config->optim, &setup, &t->optimizer));
-    LOOM_TRY(loom_cli_train_batches(t->fabric, config, &t->data, &t->batches, &t->valid_batches));
+    LOOM_TRY(loom_cli_checkpoints_path(config, t->checkpoints, sizeof t->checkpoints));
+    LOOM_TRY(go_on(t));
+    t->first = t->done + 1;
+    LOOM_TRY(loom_cli_train_batches(t->fabric, config, &t->data, t->consumed, &t->batches, &t->valid_batches));
     LOOM_TRY(check_export(t));
     LOOM_TRY(loom_agree(loom_rank_world(t->rank), open_reports(t)));
     LOOM_TRY(loom_measure_gemm_rate(t->rank, loom_rank_world(t->rank), &t->gemm_rate));
@@ -239,22 +295,22 @@ static loom_status keep_trace(training *t, loom_status why) {
 /* The first step warms everything up and would be most of a short run's profile: it is left out where there are more.
  */
 static int64_t first_of_profile(const training *t) {
-    return t->config->steps > 1 ? 2 : 1;
+    return t->config->steps > t->first ? t->first + 1 : t->first;
 }
 
 static loom_status train_steps(training *t) {
     const loom_run_config *config = t->config;
     if (config->trace)
         LOOM_TRY(loom_parallel_trace_begin(t->parallel, TRACE_EVENTS));
-    for (bool stop = false; t->done < config->steps && !stop;) {
+    for (bool stop = false; t->done < config->steps && !stop && !t->stopped;) {
         if (config->profile && t->done + 1 == first_of_profile(t))
             LOOM_TRY(loom_profile_begin(t->rank));
         loom_status status = train_step(t, t->done + 1, &stop);
         if (status)
             return keep_trace(t, status);
-        t->done++;
+        LOOM_TRY(save_if_due(t));
     }
-    if (t->done < config->steps && t->progress)
+    if (t->done < config->steps && !t->stopped && t->progress)
         loom_progress_note(t->progress,
             "stopped after step %lld of %lld: the batch size has changed (data.stop_when_batch_size_changes)",
             (long long)t->done, (long long)config->steps);
@@ -279,9 +335,10 @@ static loom_status write_profile(training *t) {
 
 /* The model first: a report that cannot be written must not cost the training. */
 static loom_status keep(training *t) {
-    LOOM_TRY(export_model(t));
+    if (!t->stopped)
+        LOOM_TRY(export_model(t));
     loom_status trace = t->config->trace ? loom_parallel_trace_end(t->parallel, t->config->output) : LOOM_OK;
-    if (trace && *t->model_path)
+    if (trace && *t->model_path && !t->stopped)
         (void)loom_fail_context(trace, "the model is in %s, but its trace is not whole: ", t->model_path);
     LOOM_TRY(trace);
     return write_profile(t);
@@ -289,20 +346,26 @@ static loom_status keep(training *t) {
 
 static loom_status train(loom_rank *rank, void *argument) {
     const job *given = argument;
-    training t = {.config = given->config, .tokenizer = given->tokenizer, .rank = rank};
+    training t = {
+        .config = given->config, .tokenizer = given->tokenizer, .rank = rank, .resume = given->resume, .saved = -1};
     loom_status status = set_up(&t);
     if (!status && t.progress) {
         int ranks = loom_rank_count(rank), threads = loom_team_size(loom_rank_team(rank));
         loom_progress_note(t.progress, "%d rank%s of %d thread%s, GEMM rate %.1f GFLOP/s, %.3g GFLOP a token", ranks,
             ranks == 1 ? "" : "s", threads, threads == 1 ? "" : "s", t.gemm_rate * 1e-9, t.flops_per_token * 1e-9);
     }
+    if (!status && t.progress && t.resume)
+        loom_progress_note(t.progress, "goes on after step %lld of %s", (long long)t.done, t.resume);
     double start = now();
     if (!status)
         status = train_steps(&t);
     double seconds = now() - start;
     if (!status)
         status = keep(&t);
-    if (!status && t.progress)
+    if (!status && t.progress && t.stopped)
+        loom_progress_note(t.progress, "stopped by SIGTERM after step %lld of %lld; the same command goes on",
+            (long long)t.done, (long long)t.config->steps);
+    else if (!status && t.progress)
         loom_progress_note(t.progress, "%lld step%s in %.0f s; metrics: %s/metrics.jsonl; %s%s",
             (long long)t.config->steps, t.config->steps == 1 ? "" : "s", seconds, t.config->output,
             *t.model_path ? "model: " : "the model is not kept (export=false)", t.model_path);
@@ -312,14 +375,22 @@ static loom_status train(loom_rank *rank, void *argument) {
 
 /* ---- the command ---- */
 
+typedef struct train_arguments {
+    loom_cli_run_arguments run;
+    const char *resume;
+} train_arguments;
+
 static error_t take(int key, char *text, struct argp_state *state) {
-    loom_cli_run_arguments *to = state->input;
+    train_arguments *to = state->input;
     switch (key) {
+    case 'r':
+        to->resume = text;
+        return 0;
     case ARGP_KEY_ARG:
-        loom_cli_run_argument(to, text, state);
+        loom_cli_run_argument(&to->run, text, state);
         return 0;
     case ARGP_KEY_END:
-        if (!to->path)
+        if (!to->run.path)
             argp_error(state, "give a run file");
         return 0;
     default:
@@ -327,32 +398,53 @@ static error_t take(int key, char *text, struct argp_state *state) {
     }
 }
 
+/* Without --resume a run goes on where an earlier one with this output has stopped. */
+static loom_status find_checkpoint(job *j, const char *given, char *folder, size_t bytes) {
+    j->resume = given;
+    if (given)
+        return LOOM_OK;
+    LOOM_TRY(loom_cli_checkpoints_path(j->config, folder, bytes));
+    if (loom_cli_has_checkpoint(folder))
+        j->resume = folder;
+    return LOOM_OK;
+}
+
 int loom_cli_train(int argc, char **argv) {
-    static const struct argp argp = {NULL, take, "RUN.yaml [FIELD=VALUE...]",
+    static const struct argp_option options[] = {
+        {"resume", 'r', "DIR", 0, "Go on from the checkpoint in DIR, written at any layout, of Megatron-Core too", 0},
+        {NULL, 0, NULL, 0, NULL, 0}};
+    static const struct argp argp = {options, take, "RUN.yaml [FIELD=VALUE...]",
         "Trains as the run file says, with FIELD=VALUE overriding its fields.\v"
         "Without a launcher the ranks are threads of this process (field `ranks`); under mpirun each process is a "
         "rank. "
         "Writes OUTPUT/metrics.jsonl, and at the end OUTPUT/model, a Hugging Face directory that model.hf=OUTPUT/model "
         "starts from; with profile=true also OUTPUT/profile.json and a table of where the time went, with trace=true "
-        "OUTPUT/trace.json (for Perfetto) and OUTPUT/timeline.svg of what the pipeline's stages did.",
+        "OUTPUT/trace.json (for Perfetto) and OUTPUT/timeline.svg of what the pipeline's stages did.\n\n"
+        "checkpoint.every=N saves each N steps to OUTPUT/checkpoints; SIGUSR1 saves after the step, SIGTERM (without a "
+        "launcher) saves and stops. Where OUTPUT/checkpoints holds a checkpoint, the run goes on from it, at any "
+        "layout, and at the same one with the same numbers as if it had not stopped.",
         NULL, NULL, NULL};
-    loom_cli_run_arguments given;
-    loom_status status = loom_cli_run_arguments_create(argc, &given);
+    train_arguments given = {0};
+    char folder[4096];
+    loom_status status = loom_cli_run_arguments_create(argc, &given.run);
     if (status)
         return loom_cli_fail(status);
     argp_err_exit_status = 2;
     argp_parse(&argp, argc, argv, 0, NULL, &given);
     job j = {0};
-    status = loom_run_config_load(given.path, given.overrides, given.override_count, &j.config);
-    loom_cli_run_arguments_free(&given);
+    status = loom_run_config_load(given.run.path, given.run.overrides, given.run.override_count, &j.config);
+    loom_cli_run_arguments_free(&given.run);
     if (!status)
         status = open_tokenizer(&j);
+    if (!status)
+        status = find_checkpoint(&j, given.resume, folder, sizeof folder);
     int code;
     if (status) {
         code = loom_cli_fail(status);
     } else {
         /* Whoever stops reading the progress does not stop the training. */
         signal(SIGPIPE, SIG_IGN);
+        loom_cli_hold_signals();
         code = loom_cli_run(j.config, train, &j);
     }
     loom_tokenizer_destroy(j.tokenizer);

@@ -193,13 +193,14 @@ void loom_cli_train_data_close(loom_cli_train_data *data) {
 }
 
 loom_status loom_cli_train_batches(loom_fabric *fabric, const loom_run_config *config, const loom_cli_train_data *data,
-    loom_batches **train, loom_batches **valid) {
+    int64_t consumed_samples, loom_batches **train, loom_batches **valid) {
     const loom_data_config *given = &config->data;
     loom_dataloader loader = {
         .dataset = &data->train,
         .mode = LOOM_TRAINING,
         .micro_batch_size = given->micro_batch_size,
         .global_batch_size = data->sizes.global_batch_size,
+        .consumed_samples = consumed_samples,
         .cycle = strcmp(given->kind, "finetune") == 0,
         .seed = config->seed,
         .decrease_batch_size_if_needed = given->decrease_batch_size_if_needed,
@@ -217,6 +218,7 @@ loom_status loom_cli_train_batches(loom_fabric *fabric, const loom_run_config *c
     loader.sampler = given->pad_seq_length_to_mult ? loom_data_sampler_batch() : loom_data_sampler_single();
     loader.dataset = &data->valid;
     loader.mode = LOOM_VALIDATION;
+    loader.consumed_samples = 0;
     loader.cycle = true;
     return loom_fabric_setup_dataloader(fabric, &loader, valid);
 }

@@ -16,8 +16,9 @@ loom_status loom_cli_train_data_open(
 /* A cleared struct is accepted. */
 void loom_cli_train_data_close(loom_cli_train_data *data);
 
-/* The iterators over them; *valid is NULL where nothing validates. Collective over the world. */
+/* The iterators over them, that of training behind the samples consumed so far; *valid is NULL where nothing validates.
+ * Collective over the world. */
 loom_status loom_cli_train_batches(loom_fabric *fabric, const loom_run_config *config, const loom_cli_train_data *data,
-    loom_batches **train, loom_batches **valid);
+    int64_t consumed_samples, loom_batches **train, loom_batches **valid);
 
 #endif

@@ -38,6 +38,7 @@
 #include <megaloom/safetensors.h>
 #include <megaloom/schedule.h>
 #include <megaloom/stages.h>
+#include <megaloom/state.h>
 #include <megaloom/status.h>
 #include <megaloom/strategy.h>
 #include <megaloom/team.h>

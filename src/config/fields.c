@@ -109,7 +109,7 @@ static const loom__choice ramps[] = {{.name = "constant"}, {.name = "linear"}, {
 
 static const char context[] = "context parallelism", experts[] = "mixture of experts",
                   fsdp[] = "fully sharded data parallelism", encoder[] = "encoder-decoder models",
-                  saving[] = "saving checkpoints", backends[] = "backend choice";
+                  saving[] = "saving while training goes on", backends[] = "backend choice";
 
 const loom__field loom__fields[] = {
     INT("seed", seed, "1234", .high = 4294967295, DOC("of initial weights, dropout and data order")),
@@ -458,8 +458,9 @@ const loom__field loom__fields[] = {
 
     INT("validation.every", validation.every, "0", DOC("steps between validations; 0: none")),
     INT("validation.batches", validation.batches, "8", FROM(1), DOC("global batches a validation")),
-    INT("checkpoint.every", checkpoint.every, "0", NONE_YET(saving), DOC("steps between checkpoints; 0: none")),
-    INT("checkpoint.keep_last", checkpoint.keep_last, "2", FROM(1), NONE_YET(saving), DOC("checkpoints kept")),
+    INT("checkpoint.every", checkpoint.every, "0", FROM(0),
+        DOC("steps between checkpoints in OUTPUT/checkpoints; 0: none")),
+    INT("checkpoint.keep_last", checkpoint.keep_last, "2", FROM(1), DOC("checkpoints kept")),
     BOOL(
         "checkpoint.async_save", checkpoint.async_save, "false", NONE_YET(saving), DOC("write while training goes on")),
     INT("log.every", log.every, "10", FROM(1), DOC("steps between progress lines")),

@@ -191,6 +191,29 @@ const loom__optimizer_state *loom__optimizer_state_of(const loom_optimizer *opti
     return &optimizer->state;
 }
 
+const loom_optimizer_config *loom__optimizer_config_of(const loom_optimizer *optimizer) {
+    return &optimizer->config;
+}
+
+loom__optimizer_progress loom__optimizer_progress_of(const loom_optimizer *optimizer) {
+    return (loom__optimizer_progress){.steps = optimizer->steps_done,
+        .skipped_steps = optimizer->skipped_steps,
+        .has_scaler = optimizer->has_scaler,
+        .scale = (double)optimizer->scaler.scale,
+        .growth_tracker = optimizer->scaler.growth_tracker,
+        .hysteresis_tracker = optimizer->scaler.hysteresis_tracker};
+}
+
+void loom__optimizer_set_progress(loom_optimizer *optimizer, const loom__optimizer_progress *progress) {
+    optimizer->steps_done = optimizer->schedule_steps = progress->steps;
+    optimizer->skipped_steps = progress->skipped_steps;
+    if (!optimizer->has_scaler || !progress->has_scaler)
+        return;
+    optimizer->scaler.scale = (float)progress->scale;
+    optimizer->scaler.growth_tracker = progress->growth_tracker;
+    optimizer->scaler.hysteresis_tracker = progress->hysteresis_tracker;
+}
+
 size_t loom_optimizer_state_bytes(const loom_optimizer *optimizer) {
     size_t bytes = 0, elements = (size_t)loom__ddp_view_of(optimizer->ddp)->state_elements;
     if (loom__ddp_view_of(optimizer->ddp)->master)

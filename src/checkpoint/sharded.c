@@ -1,0 +1,240 @@
+/* The sharded state of one rank. Layers that are alike share a key: the layer is the first axis of its tensor, so that
+ * the cut over stages is, like that over tensor ranks, a matter of offsets alone. The invariant: over all ranks of a
+ * layout the entries whose replica is 0 cover each tensor once, whatever the layout. */
+#include "checkpoint/sharded.h"
+#include "checkpoint/list.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+const char *loom__optimizer_form_name(loom__optimizer_form form) {
+    switch (form) {
+    case LOOM__OPTIMIZER_FULLY_RESHARDABLE:
+        return "fully_reshardable";
+    case LOOM__OPTIMIZER_DP_RESHARDABLE:
+        return "dp_reshardable";
+    case LOOM__OPTIMIZER_MODEL_SPACE:
+        return "fully_sharded_model_space";
+    default:
+        return NULL;
+    }
+}
+
+loom__content_metadata loom__sharded_state_dict_metadata(bool use_distributed_optimizer) {
+    return (loom__content_metadata){
+        .distrib_optim_sharding_type =
+            use_distributed_optimizer ? loom__optimizer_form_name(LOOM__OPTIMIZER_DP_RESHARDABLE) : NULL,
+        .chained_optim_avoid_prefix = true};
+}
+
+loom_status loom__state_key_format(char key[LOOM__STATE_KEY_BYTES], const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(key, LOOM__STATE_KEY_BYTES, format, arguments);
+    va_end(arguments);
+    if (length < 0 || length >= LOOM__STATE_KEY_BYTES)
+        return loom_fail(LOOM_ERR_UNSUPPORTED, "checkpoint key %.60s…: found %d bytes, expected at most %d", key,
+            length, LOOM__STATE_KEY_BYTES - 1);
+    return LOOM_OK;
+}
+
+loom_status loom__state_list_add(loom__state_list *list, loom__state_entry **entry) {
+    loom__sharded_state *state = list->state;
+    if (state->count == list->room) {
+        int64_t room = list->room ? 2 * list->room : 64;
+        loom__state_entry *grown = realloc(state->entries, (size_t)room * sizeof *grown);
+        if (!grown)
+            return loom_fail(LOOM_ERR_MEMORY, "out of memory for a sharded state of %lld chunks", (long long)room);
+        state->entries = grown;
+        list->room = room;
+    }
+    *entry = &state->entries[state->count++];
+    **entry = (loom__state_entry){.entry = -1};
+    return LOOM_OK;
+}
+
+/* Behind "decoder.layers.N."; the name itself outside the layers. */
+static const char *name_in_layer(const loom__parameter_descriptor *parameter) {
+    const char *name = parameter->name;
+    for (int dots = 0; parameter->layer >= 0 && dots < 3; name++)
+        dots += *name == '.';
+    return name;
+}
+
+/* Transformer Engine fuses a norm into the linear layer behind it. */
+static const char *rename_norm(const char *name) {
+    static const char *const names[][2] = {
+        {"input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight"},
+        {"input_layernorm.bias", "self_attention.linear_qkv.layer_norm_bias"},
+        {"pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"},
+        {"pre_mlp_layernorm.bias", "mlp.linear_fc1.layer_norm_bias"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i][0]) == 0)
+            return names[i][1];
+    return name;
+}
+
+void loom__state_key(
+    const loom__parameter_descriptor *parameter, bool singleton, int part, char key[LOOM__STATE_KEY_BYTES]) {
+    static const char *const halves[] = {"", "_w", "_v"};
+    const char *name = rename_norm(name_in_layer(parameter)), *half = halves[part + 1];
+    if (parameter->layer < 0)
+        snprintf(key, LOOM__STATE_KEY_BYTES, "%s%s", name, half);
+    else if (singleton)
+        snprintf(key, LOOM__STATE_KEY_BYTES, "decoder.layers.%lld.%s%s", (long long)parameter->layer, name, half);
+    else
+        snprintf(key, LOOM__STATE_KEY_BYTES, "decoder.layers.%s%s", name, half);
+}
+
+/* Global shape, offset and size of one box of a parameter. */
+static void place_box(const loom__state_list *list, const loom__parameter_descriptor *parameter, const loom__box *box,
+    int part, loom__state_entry *entry) {
+    bool layered = parameter->layer >= 0 && !list->options->singleton_local_shards;
+    if (layered) {
+        entry->shape[0] = list->layout->spec->config.num_layers;
+        entry->offset[0] = parameter->layer;
+        entry->size[0] = 1;
+        entry->dims = 1;
+    }
+    int64_t shape[2] = {part < 0 ? parameter->padded_rows : parameter->padded_rows / 2, parameter->shape[1]};
+    int64_t skipped = part > 0 ? shape[0] : 0;
+    for (int i = 0; i < parameter->dims; i++) {
+        int to = entry->dims++;
+        entry->shape[to] = shape[i];
+        entry->offset[to] = box->first[i] - (i == 0 ? skipped : 0);
+        entry->size[to] = box->count[i];
+    }
+    entry->at = box->at;
+    entry->count = box->count[0] * box->count[1];
+}
+
+/* All chunks of one array of one parameter; keys begin with `prefix`. */
+static loom_status add_parameter(
+    loom__state_list *list, int64_t number, const char *prefix, int array, loom_dtype dtype) {
+    const loom__part_entry *held = &list->part->entries[number];
+    const loom__model_spec *spec = list->layout->spec;
+    const loom__parameter_descriptor *parameter = &spec->parameters[held->canonical];
+    loom__shard_box boxes[LOOM__SHARD_BOXES];
+    int count = loom__shard_boxes(spec, parameter, list->layout->tp, list->tp_rank, boxes);
+    for (int i = 0; i < count; i++) {
+        bool apart = list->options->singleton_local_shards && parameter->shard == LOOM__SHARD_GATE_UP;
+        int part = apart ? i : -1;
+        char name[LOOM__STATE_KEY_BYTES];
+        loom__state_entry *entry = NULL;
+        LOOM_TRY(loom__state_list_add(list, &entry));
+        loom__state_key(parameter, list->options->singleton_local_shards, part, name);
+        LOOM_TRY(loom__state_key_format(entry->key, "%s%s", prefix, name));
+        place_box(list, parameter, &boxes[i].box, part, entry);
+        entry->dtype = dtype;
+        entry->replica[0] = held->copy;
+        entry->replica[1] = boxes[i].replica;
+        entry->replica[2] = list->dp_rank;
+        entry->array = array;
+        entry->entry = number;
+    }
+    return LOOM_OK;
+}
+
+/* A linear layer of a transformer layer, known by its weight, has an object beside it. */
+static loom_status add_extra_state(loom__state_list *list, int64_t number) {
+    static const char *const linear[] = {"self_attention.linear_proj.weight", "self_attention.linear_qkv.weight",
+        "mlp.linear_fc1.weight", "mlp.linear_fc2.weight"};
+    const loom__parameter_descriptor *parameter = list->part->entries[number].descriptor;
+    const char *name = name_in_layer(parameter);
+    bool found = false;
+    for (size_t i = 0; i < sizeof linear / sizeof *linear; i++)
+        found = found || (parameter->layer >= 0 && strcmp(name, linear[i]) == 0);
+    if (!found)
+        return LOOM_OK;
+    char key[LOOM__STATE_KEY_BYTES];
+    bool singleton = list->options->singleton_local_shards;
+    loom__state_entry *entry = NULL;
+    LOOM_TRY(loom__state_list_add(list, &entry));
+    loom__state_key(parameter, singleton, -1, key);
+    LOOM_TRY(loom__state_key_format(entry->key, "%s%.*s_extra_state/shard_%lld_%lld", list->options->prefix,
+        (int)(strlen(key) - strlen("weight")), key, singleton ? 0LL : (long long)parameter->layer,
+        singleton ? 1LL : (long long)list->layout->spec->config.num_layers));
+    entry->object = LOOM__STATE_EXTRA;
+    entry->replica[1] = list->tp_rank;
+    entry->replica[2] = list->dp_rank;
+    entry->entry = number;
+    return LOOM_OK;
+}
+
+static loom_status add_moment(loom__state_list *list, const char *name, int array, loom_dtype dtype) {
+    char prefix[LOOM__STATE_KEY_BYTES];
+    LOOM_TRY(loom__state_key_format(prefix, "optimizer.state.%s.%s", name, list->options->prefix));
+    for (int64_t i = 0; i < list->part->count; i++)
+        LOOM_TRY(add_parameter(list, i, prefix, array, dtype));
+    return LOOM_OK;
+}
+
+static loom_status add_optimizer(loom__state_list *list) {
+    const loom__sharded_options *options = list->options;
+    loom__optimizer_form form = options->form;
+    if (form == LOOM__OPTIMIZER_ABSENT)
+        return LOOM_OK;
+    if (form == LOOM__OPTIMIZER_DP_RESHARDABLE)
+        return loom__state_list_add_buckets(list);
+    if (form == LOOM__OPTIMIZER_MODEL_SPACE)
+        return loom_fail(LOOM_ERR_UNSUPPORTED,
+            "distrib_optim_sharding_type: fully_sharded_model_space is read, not written; expected dp_reshardable or "
+            "fully_reshardable");
+    if (form == LOOM__OPTIMIZER_FULLY_RESHARDABLE)
+        LOOM_TRY(add_moment(list, "param", LOOM__STATE_MASTER, LOOM_F32));
+    else if (options->param_dtype != LOOM_F32)
+        LOOM_TRY(add_moment(list, "fp32_param", LOOM__STATE_MASTER, LOOM_F32));
+    for (int i = 0; i < options->moments; i++)
+        LOOM_TRY(add_moment(list, options->moment[i].name, LOOM__STATE_MOMENT + i, options->moment[i].dtype));
+    return LOOM_OK;
+}
+
+static loom_status add_all(loom__state_list *list) {
+    for (int64_t i = 0; i < list->part->count; i++)
+        LOOM_TRY(add_parameter(list, i, list->options->prefix, LOOM__STATE_WEIGHT, list->options->param_dtype));
+    for (int64_t i = 0; i < list->part->count; i++)
+        LOOM_TRY(add_extra_state(list, i));
+    return add_optimizer(list);
+}
+
+loom_status loom__sharded_state_create(const loom__sharded_layout *layout, const loom__sharded_options *options,
+    const loom__part *part, int64_t tp_rank, int64_t stage, int64_t dp_rank, loom__sharded_state **out) {
+    loom__sharded_state *state = calloc(1, sizeof *state);
+    if (!state)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a sharded state");
+    loom__state_list list = {.state = state,
+        .layout = layout,
+        .options = options,
+        .part = part,
+        .tp_rank = tp_rank,
+        .stage = stage,
+        .dp_rank = dp_rank};
+    loom_status status = add_all(&list);
+    if (status) {
+        loom__sharded_state_destroy(state);
+        return status;
+    }
+    *out = state;
+    return LOOM_OK;
+}
+
+void loom__sharded_state_destroy(loom__sharded_state *state) {
+    if (!state)
+        return;
+    free(state->entries);
+    free(state);
+}
+
+loom_status loom__sharded_part(const loom__sharded_layout *layout, int64_t stage, loom__part **part) {
+    if (!layout->stages)
+        return loom__part_create(layout->spec, 1, NULL, 0, part);
+    loom_stage *chunks = malloc((size_t)layout->chunks * sizeof *chunks);
+    if (!chunks)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld chunks", (long long)layout->chunks);
+    for (int64_t c = 0; c < layout->chunks; c++)
+        chunks[c] = layout->stages[c * layout->pp + stage];
+    loom_status status = loom__part_create(layout->spec, layout->pp, chunks, layout->chunks, part);
+    free(chunks);
+    return status;
+}

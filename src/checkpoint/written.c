@@ -1,0 +1,118 @@
+/* Megatron-Core does not say in a checkpoint how its ranks were laid out, since it reads buckets at the same layout
+ * alone. Keys and chunks tell: what they leave open (cuts of layers that are not even, other bucket sizes) shows when
+ * the lengths of the buckets are compared, so that a wrong guess never gives wrong numbers. */
+#include "checkpoint/written.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+static bool is_embedding(const char *key) {
+    const char *name = "embedding.word_embeddings.weight";
+    return strcmp(key, name) == 0 || (strncmp(key, "module.", 7) == 0 && strcmp(key + 7, name) == 0);
+}
+
+typedef struct seen {
+    int64_t groups, buffers; /* buffers of the first group */
+    const loom__stored_tensor *embedding;
+} seen;
+
+static seen look(const loom__stored_tensor *tensors, int64_t count) {
+    seen s = {0};
+    for (int64_t i = 0; i < count; i++) {
+        long long group, buffer;
+        if (is_embedding(tensors[i].key))
+            s.embedding = &tensors[i];
+        if (sscanf(tensors[i].key, "optimizer.distributed.dp_group_idx_%lld.gbuf_idx_%lld.", &group, &buffer) != 2)
+            continue;
+        if (group >= s.groups && group < INT32_MAX)
+            s.groups = group + 1;
+        if (group == 0 && buffer >= s.buffers && buffer < INT32_MAX)
+            s.buffers = buffer + 1;
+    }
+    return s;
+}
+
+/* A spec whose vocabulary is padded as the checkpoint's. */
+static loom_status make_spec(
+    const loom_model_config *config, const loom__stored_tensor *embedding, int64_t tp, loom__model_spec **spec) {
+    loom_model_config written = *config;
+    written.padded_vocab_size = embedding->shape[0];
+    LOOM_TRY(loom__model_config_complete(&written, tp, false));
+    return loom__model_spec_create(&written, spec);
+}
+
+static loom_status lay_out(const loom_model_config *config, const seen *s, loom__written *out) {
+    int64_t tp = s->embedding->chunk_count, pp = s->groups / tp;
+    loom_stage_split split = {.layers = config->num_layers,
+        .pipeline_model_parallel_size = pp,
+        .virtual_pipeline_model_parallel_size = pp > 1 && s->buffers > 1 ? s->buffers : 0};
+    LOOM_TRY(make_spec(config, s->embedding, tp, &out->spec));
+    out->layout = (loom__sharded_layout){
+        .spec = out->spec, .tp = tp, .pp = pp, .dp = 1, .bucket_size = loom__ddp_default_bucket_size(1)};
+    LOOM_TRY(loom_stage_split_chunks(&split, &out->layout.chunks));
+    out->stages = calloc((size_t)(out->layout.chunks * pp), sizeof *out->stages);
+    if (!out->stages)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld stages", (long long)pp);
+    out->layout.stages = out->stages;
+    return loom_stage_split_make(&split, out->stages);
+}
+
+loom_status loom__written_find(const loom_model_config *config, const loom__stored_tensor *tensors, int64_t count,
+    loom__written *written, bool *found) {
+    seen s = look(tensors, count);
+    *found = s.groups > 0;
+    if (!*found)
+        return LOOM_OK;
+    if (!s.embedding || s.embedding->chunk_count < 1 || s.groups % s.embedding->chunk_count != 0)
+        return loom_fail(LOOM_ERR_FORMAT,
+            "checkpoint: found optimizer buckets of %lld groups and %lld row chunks of "
+            "embedding.word_embeddings.weight "
+            "(one for each tensor rank), expected a multiple of them",
+            (long long)s.groups, s.embedding ? (long long)s.embedding->chunk_count : 0LL);
+    loom__written made = {0};
+    loom_status status = lay_out(config, &s, &made);
+    if (status) {
+        loom__written_free(&made);
+        return loom_fail_context(status, "the layout that wrote the checkpoint: ");
+    }
+    *written = made;
+    return LOOM_OK;
+}
+
+static loom_status copy_layout(const loom_model_config *config, const loom__stored_tensor *embedding,
+    const loom__sharded_layout *told, loom__written *out) {
+    int64_t stages = told->chunks * told->pp;
+    out->layout = *told;
+    LOOM_TRY(make_spec(config, embedding, told->tp, &out->spec));
+    out->stages = calloc((size_t)stages, sizeof *out->stages);
+    if (!out->stages)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld stages", (long long)stages);
+    memcpy(out->stages, told->stages, (size_t)stages * sizeof *out->stages);
+    out->layout.spec = out->spec;
+    out->layout.stages = out->stages;
+    return LOOM_OK;
+}
+
+loom_status loom__written_from(const loom_model_config *config, const loom__stored_tensor *tensors, int64_t count,
+    const loom__sharded_layout *told, loom__written *written) {
+    seen s = look(tensors, count);
+    if (!s.embedding || told->tp < 1 || told->pp < 1 || told->chunks < 1 || told->dp < 1)
+        return loom_fail(LOOM_ERR_FORMAT,
+            "checkpoint: found a layout of %lld x %lld x %lld ranks and %lld chunks%s, expected numbers from 1 and "
+            "word embeddings",
+            (long long)told->tp, (long long)told->pp, (long long)told->dp, (long long)told->chunks,
+            s.embedding ? "" : " without word embeddings");
+    loom__written made = {0};
+    loom_status status = copy_layout(config, s.embedding, told, &made);
+    if (status) {
+        loom__written_free(&made);
+        return loom_fail_context(status, "the layout that wrote the checkpoint: ");
+    }
+    *written = made;
+    return LOOM_OK;
+}
+
+void loom__written_free(loom__written *written) {
+    loom__model_spec_destroy(written->spec);
+    free(written->stages);
+    *written = (loom__written){0};
+}

@@ -1,0 +1,350 @@
+/* A state that one layout saves, another loads: weights, moments, updates and schedule, for all pairs of layouts. */
+#include "ddp/ddp.h"
+#include "optim/optim.h"
+#include "parallel/support.h"
+#include "strategy/strategy.h"
+#include <math.h>
+#include <megaloom/state.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SEQUENCE = 8, VOCABULARY = 19, BEFORE = 2, AFTER = 5, GLOBAL = 12, SAMPLES = GLOBAL * (BEFORE + AFTER) };
+
+typedef struct place {
+    int tp, pp, vpp, dp;
+    bool sharded;
+} place;
+
+/* One run of a program. */
+typedef struct job {
+    place at;
+    bool tied;
+    uint64_t seed;
+    const char *load, *save; /* folders; NULL: nothing is loaded, nothing saved */
+    double losses[AFTER];    /* of rank 0, behind the load or the save */
+    /* Of each rank, before those steps: what save and load have to do with. The caller frees. */
+    struct job_state {
+        int64_t count;
+        float *values; /* weights and the optimizer's arrays, [count] */
+        int64_t steps;
+        int64_t consumed;
+    } states[4];
+} job;
+
+static loom_model_config model_config(bool tied) {
+    loom_model_config config = loom_model_config_default("llama");
+    config.num_layers = 4;
+    config.hidden_size = 16;
+    config.ffn_hidden_size = 24;
+    config.num_attention_heads = 4;
+    config.num_query_groups = 2;
+    config.seq_length = SEQUENCE;
+    config.vocab_size = VOCABULARY;
+    config.make_vocab_size_divisible_by = 2; /* so that the padding depends on the tensor size */
+    config.share_embeddings_and_output_weights = tied;
+    return config;
+}
+
+typedef struct run {
+    loom_fabric *fabric;
+    loom_parallel *parallel;
+    loom_optimizer *optimizer;
+    loom_dataset dataset;
+    loom_batches *batches;
+    int64_t consumed;
+} run;
+
+static loom_status start(loom_rank *rank, const job *j, run *r) {
+    loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
+    loom_model_config model = model_config(j->tied);
+    loom_optimizer_config optim = loom_optimizer_config_default();
+    loom_optimizer_setup setup = {.schedule = loom_lr_config_default(), .steps = BEFORE + AFTER};
+    loom_module *module;
+    config.tensor_model_parallel_size = j->at.tp;
+    config.pipeline_model_parallel_size = j->at.pp;
+    config.virtual_pipeline_model_parallel_size = j->at.vpp;
+    config.ddp_config.use_distributed_optimizer = config.ddp_config.overlap_grad_reduce = j->at.sharded;
+    config.ddp_config.bucket_size = j->at.sharded ? 1500 : 0;
+    optim.lr = 0.01;
+    setup.schedule.warmup_steps = 3;
+    LOOM_TRY(loom_fabric_create(rank, &config, NULL, &r->fabric));
+    loom_fabric_seed_everything(r->fabric, j->seed);
+    LOOM_TRY(loom_fabric_launch(r->fabric));
+    LOOM_TRY(loom_gpt_create(r->fabric, &model, &module));
+    LOOM_TRY(loom_fabric_setup_module(r->fabric, module, &r->parallel));
+    LOOM_TRY(loom_fabric_setup_megatron_optimizer(r->fabric, r->parallel, &optim, &setup, &r->optimizer));
+    return loom_mock_dataset_create(SEQUENCE, VOCABULARY, 3, SAMPLES, &r->dataset);
+}
+
+static void stop(run *r) {
+    loom_batches_destroy(r->batches);
+    loom_parallel_destroy(r->parallel);
+    loom_fabric_destroy(r->fabric);
+    loom_dataset_destroy(&r->dataset);
+}
+
+static loom_status feed(run *r) {
+    loom_dataloader loader = {.dataset = &r->dataset,
+        .mode = LOOM_TRAINING,
+        .micro_batch_size = 2,
+        .global_batch_size = GLOBAL,
+        .consumed_samples = r->consumed};
+    return loom_fabric_setup_dataloader(r->fabric, &loader, &r->batches);
+}
+
+static loom_status step(run *r, double *loss) {
+    loom_optimizer_outcome outcome;
+    LOOM_TRY(loom_parallel_training_step(r->parallel, r->batches, loss));
+    return loom_optimizer_step(r->optimizer, &outcome);
+}
+
+static loom_status save_consumed(void *context, loom_value_pool *pool, const loom_value **value) {
+    loom_value *made = NULL;
+    LOOM_TRY(loom_value_int(pool, loom_batches_get_state(((run *)context)->batches).consumed_samples, &made));
+    *value = made;
+    return LOOM_OK;
+}
+
+static loom_status load_consumed(void *context, const loom_value *value) {
+    CHECK(value->kind == LOOM_VALUE_INT, "consumed samples are a %s", loom_value_kind_name(value->kind));
+    ((run *)context)->consumed = value->integer;
+    return LOOM_OK;
+}
+
+static loom_status transfer(run *r, const char *load, const char *save) {
+    loom_state_item items[] = {{.key = "state_dict", .module = r->parallel},
+        {.key = "optimizer", .optimizer = r->optimizer},
+        {.key = "consumed_samples", .load = load_consumed, .save = save_consumed, .context = r}};
+    items[1].key = "the optimizer"; /* keys of modules and optimizers are the user's own */
+    loom_state state = {items, 3};
+    loom_load_report report = {0};
+    if (save)
+        return loom_fabric_save(r->fabric, save, &state, NULL, 0);
+    LOOM_TRY(loom_fabric_load(r->fabric, load, &state, true, &report));
+    loom_load_report_free(&report);
+    return LOOM_OK;
+}
+
+/* This rank's bits. */
+static loom_status look(const run *r, struct job_state *out) {
+    const loom__ddp_view *view = loom__ddp_view_of(r->parallel->ddp);
+    const loom__optimizer_state *state = loom__optimizer_state_of(r->optimizer);
+    loom_parameter *const *parameters;
+    int64_t count, at = 0;
+    LOOM_TRY(loom_parallel_parameters(r->parallel, &parameters, &count));
+    out->values = calloc((size_t)(view->elements + state->count * view->state_elements) + 1, sizeof(float));
+    CHECK(out->values, "out of memory");
+    for (int64_t i = 0; i < count; i++) {
+        int64_t elements = loom_parameter_count(parameters[i]);
+        memcpy(out->values + at, parameters[i]->data, (size_t)elements * sizeof(float));
+        at += elements;
+    }
+    for (int a = 0; a < state->count; a++)
+        for (int64_t p = 0; p < view->place_count; p++) {
+            const loom__ddp_part *part = &view->parts[p];
+            memcpy(
+                out->values + at, (float *)state->arrays[a].values + part->state, (size_t)part->count * sizeof(float));
+            at += part->count;
+        }
+    out->count = at;
+    out->steps = loom__optimizer_progress_of(r->optimizer).steps;
+    out->consumed = loom_batches_get_state(r->batches).consumed_samples;
+    return LOOM_OK;
+}
+
+static loom_status go(loom_rank *rank, job *j, run *r) {
+    double loss = 0;
+    LOOM_TRY(start(rank, j, r));
+    if (j->load)
+        LOOM_TRY(transfer(r, j->load, NULL));
+    LOOM_TRY(feed(r));
+    for (int i = 0; i < BEFORE && !j->load; i++)
+        LOOM_TRY(step(r, &loss));
+    if (j->save)
+        LOOM_TRY(transfer(r, NULL, j->save));
+    LOOM_TRY(look(r, &j->states[loom_rank_index(rank)]));
+    for (int i = 0; i < AFTER; i++) {
+        LOOM_TRY(step(r, &loss));
+        if (loom_rank_index(rank) == 0)
+            j->losses[i] = loss;
+    }
+    return LOOM_OK;
+}
+
+static loom_status rank_body(loom_rank *rank, void *argument) {
+    run r = {0};
+    loom_status status = go(rank, argument, &r);
+    stop(&r);
+    return status;
+}
+
+static job run_job(const place *at, bool tied, uint64_t seed, const char *load, const char *save) {
+    job j = {.at = *at, .tied = tied, .seed = seed, .load = load, .save = save};
+    must_run(at->tp * at->pp * at->dp, rank_body, &j);
+    return j;
+}
+
+static void free_job(job *j) {
+    for (int i = 0; i < 4; i++)
+        free(j->states[i].values);
+}
+
+static void assert_same_bits(const job *a, const job *b, const char *what) {
+    for (int i = 0; i < a->at.tp * a->at.pp * a->at.dp; i++) {
+        const struct job_state *x = &a->states[i], *y = &b->states[i];
+        if (x->count != y->count || x->steps != y->steps || x->consumed != y->consumed)
+            fail_msg("%s, rank %d: %lld elements, %lld updates, %lld samples; expected %lld, %lld, %lld", what, i,
+                (long long)y->count, (long long)y->steps, (long long)y->consumed, (long long)x->count,
+                (long long)x->steps, (long long)x->consumed);
+        for (int64_t e = 0; e < x->count; e++)
+            if (memcmp(&x->values[e], &y->values[e], sizeof(float)) != 0)
+                fail_msg("%s, rank %d, element %lld of %lld: %.9g, expected %.9g", what, i, (long long)e,
+                    (long long)x->count, (double)y->values[e], (double)x->values[e]);
+    }
+}
+
+static void assert_near(const job *a, const job *b, double tolerance, const char *what) {
+    for (int i = 0; i < AFTER; i++)
+        if (!(fabs(a->losses[i] - b->losses[i]) <= tolerance * fabs(a->losses[i])))
+            fail_msg("%s: loss %d behind the load is %.9g, expected %.9g", what, i + 1, b->losses[i], a->losses[i]);
+}
+
+/* ---- folders */
+
+enum { PATH = 512 };
+
+static void clear(const char *path) {
+    char command[PATH + 16];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    assert_int_equal(system(command), 0);
+}
+
+static void folder(char path[PATH], const char *name) {
+    snprintf(path, PATH, "%s/save_load-%lld-%s", MEGALOOM_BUILD, (long long)getpid(), name);
+    clear(path);
+}
+
+/* ---- claims */
+
+static const place places[] = {{1, 1, 0, 1, false}, {2, 1, 0, 1, true}, {1, 2, 0, 1, true}, {2, 2, 0, 1, false},
+    {2, 1, 0, 2, true}, {1, 2, 2, 1, true}, {1, 1, 0, 3, true}, {1, 1, 0, 3, false}};
+enum { PLACES = sizeof places / sizeof *places };
+
+/* From a layout through another and back: nothing was lost on the way, and the run at the other one goes on alike. */
+static void resharding(bool tied) {
+    char first[PATH], second[PATH], what[128];
+    folder(first, "first");
+    folder(second, "second");
+    for (int a = 0; a < PLACES; a++) {
+        job origin = run_job(&places[a], tied, 1, NULL, first);
+        for (int b = 0; b < PLACES; b++) {
+            snprintf(what, sizeof what, "layout %d through %d%s", a, b, tied ? ", tied" : "");
+            job other = run_job(&places[b], tied, 2, first, second);
+            job back = run_job(&places[a], tied, 3, second, NULL);
+            assert_same_bits(&origin, &back, what);
+            assert_near(&origin, &other, 1e-5, what);
+            assert_near(&origin, &back, 0, what);
+            free_job(&other);
+            free_job(&back);
+        }
+        free_job(&origin);
+    }
+    clear(first);
+    clear(second);
+}
+
+static void every_pair_of_layouts_keeps_all_bits_and_goes_on_alike(void **state) {
+    (void)state;
+    resharding(false);
+}
+
+static void tied_embeddings_keep_them_too(void **state) {
+    (void)state;
+    resharding(true);
+}
+
+/* ---- what is refused, and what stays */
+
+static bool keep_norms(void *context, const char *name) {
+    (void)context;
+    return strstr(name, "norm") != NULL;
+}
+
+static loom_status filtered_rank(loom_rank *rank, void *argument) {
+    const char *path = argument;
+    job j = {.at = {2, 1, 0, 1, false}, .seed = 1};
+    run r = {0};
+    LOOM_TRY(start(rank, &j, &r));
+    loom_state_item items[] = {
+        {.key = "state_dict", .module = r.parallel}, {.key = "optimizer", .optimizer = r.optimizer}};
+    loom_state whole = {items, 2}, model = {items, 1};
+    loom_state_filter filters[] = {{"state_dict", keep_norms, NULL}, {"scheduler", keep_norms, NULL}};
+    loom_load_report report = {0};
+    loom_status status = loom_fabric_save(r.fabric, path, &whole, filters, 2);
+    if (status != LOOM_ERR_ARGUMENT || !strstr(loom_error_message(), "the key scheduler, which the state lacks"))
+        return loom_fail(LOOM_ERR_INTERNAL, "a filter without an item was not refused");
+    loom_error_clear();
+    LOOM_TRY(loom_fabric_save(r.fabric, path, &model, filters, 1));
+    LOOM_TRY(loom_fabric_load(r.fabric, path, &model, false, &report));
+    int64_t missing = report.missing_count;
+    loom_load_report_free(&report);
+    CHECK(missing == 4 * 4 + 2, "%lld names are missing, expected all but the norms", (long long)missing);
+    loom_state_item own[] = {{.key = "megaloom"}};
+    loom_state named = {own, 1}, alone = {items + 1, 1};
+    CHECK(loom_fabric_save(r.fabric, path, &named, NULL, 0) == LOOM_ERR_ARGUMENT, "a key of the checkpoint's own");
+    CHECK(loom_fabric_save(r.fabric, path, &alone, NULL, 0) == LOOM_ERR_ARGUMENT, "an optimizer alone");
+    loom_error_clear();
+    stop(&r);
+    return LOOM_OK;
+}
+
+static void a_filter_chooses_what_is_stored(void **state) {
+    char path[PATH];
+    (void)state;
+    folder(path, "filtered");
+    must_run(2, filtered_rank, path);
+    clear(path);
+}
+
+/* A rank that cannot write makes no checkpoint, and the one that was there stays. */
+static loom_status blocked_rank(loom_rank *rank, void *argument) {
+    const char *path = argument;
+    job j = {.at = {2, 1, 0, 1, false}, .seed = 1};
+    char blocked[PATH + 32];
+    run r = {0};
+    struct stat found;
+    LOOM_TRY(start(rank, &j, &r));
+    loom_state_item items[] = {{.key = "state_dict", .module = r.parallel}};
+    loom_state state = {items, 1};
+    LOOM_TRY(loom_fabric_save(r.fabric, path, &state, NULL, 0));
+    snprintf(blocked, sizeof blocked, "%s/nothing/here", path);
+    loom_status status = loom_fabric_save(r.fabric, blocked, &state, NULL, 0);
+    CHECK(status != LOOM_OK, "a save into no folder has come to an end");
+    CHECK(stat(blocked, &found) != 0, "there is a checkpoint where none could be");
+    loom_error_clear();
+    loom_load_report report = {0};
+    LOOM_TRY(loom_fabric_load(r.fabric, path, &state, true, &report));
+    loom_load_report_free(&report);
+    stop(&r);
+    return LOOM_OK;
+}
+
+static void a_save_that_fails_leaves_what_was_there(void **state) {
+    char path[PATH];
+    (void)state;
+    folder(path, "blocked");
+    must_run(2, blocked_rank, path);
+    clear(path);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_pair_of_layouts_keeps_all_bits_and_goes_on_alike),
+        cmocka_unit_test(tied_embeddings_keep_them_too),
+        cmocka_unit_test(a_filter_chooses_what_is_stored),
+        cmocka_unit_test(a_save_that_fails_leaves_what_was_there),
+    };
+    return cmocka_run_group_tests_name("parallel.save_load", tests, NULL, NULL);
+}
