@@ -47,6 +47,11 @@ void loom_cli_complain(bool *failed, const char *format, ...) LOOM_PRINTF(2, 3);
 /* Writes a line of the library's log to standard error. */
 void loom_cli_log(void *context, loom_log_level level, const char *line);
 
+/* Opens data.tokenizer where data.kind has tokens of one, fills a model.vocab_size that is not given, and refuses one
+ * that has no row for each of its tokens. The byte tokenizer is also what a run file has that says nothing of its
+ * tokens: then the vocabulary alone tells how many there are. *tokenizer is left as it is for the other kinds. */
+loom_status loom_cli_open_tokenizer(loom_run_config *config, loom_tokenizer **tokenizer);
+
 /* Checks the configuration for the ranks that are there, runs the function on them (MPI processes when a launcher
  * started us, else config->ranks threads), prints what failed, and gives the exit status. Does not return when a thread
  * rank is stuck. */

@@ -103,6 +103,27 @@ void loom_cli_log(void *context, loom_log_level level, const char *line) {
     fprintf(stderr, "megaloom: %s%s\n", level == LOOM_LOG_WARNING ? "warning: " : "", line);
 }
 
+loom_status loom_cli_open_tokenizer(loom_run_config *config, loom_tokenizer **tokenizer) {
+    int64_t *vocab_size = &config->model.config.vocab_size;
+    loom_tokenizer *opened;
+    if (strcmp(config->data.kind, "gpt") != 0 && strcmp(config->data.kind, "finetune") != 0)
+        return LOOM_OK;
+    loom_status status = loom_tokenizer_open(config->data.tokenizer, &opened);
+    if (status)
+        return loom_fail_context(status, "data.tokenizer: ");
+    if (*vocab_size == 0 && !config->model.hf)
+        *vocab_size = opened->vocab_size;
+    if (*vocab_size < opened->vocab_size && strcmp(config->data.tokenizer, "byte") != 0) {
+        status = loom_fail(LOOM_ERR_CONFIG,
+            "data.tokenizer: %s has %lld tokens, model.vocab_size is %lld, expected at least as many", opened->name,
+            (long long)opened->vocab_size, (long long)*vocab_size);
+        loom_tokenizer_destroy(opened);
+        return status;
+    }
+    *tokenizer = opened;
+    return LOOM_OK;
+}
+
 int loom_cli_run(const loom_run_config *config, loom_rank_function function, void *argument) {
     int world = (int)config->ranks;
     bool mpi = loom_mpi_launched(&world);

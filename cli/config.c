@@ -42,10 +42,13 @@ static loom_status show(const arguments *given) {
         return loom_run_config_print_defaults(put, stdout);
     loom_run_config *config = NULL;
     LOOM_TRY(loom_run_config_load(given->run.path, given->run.overrides, given->run.override_count, &config));
+    loom_tokenizer *tokenizer = NULL;
+    loom_status found = loom_cli_open_tokenizer(config, &tokenizer);
+    loom_tokenizer_destroy(tokenizer);
     /* Shown also when its fields do not go together: what is understood helps to see why. */
     loom_status status = loom_run_config_print(config, put, stdout);
     if (!status)
-        status = loom_run_config_check(config, config->ranks);
+        status = found ? found : loom_run_config_check(config, config->ranks);
     loom_run_config_destroy(config);
     return status;
 }

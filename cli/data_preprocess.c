@@ -1,5 +1,6 @@
 /* megaloom data preprocess, and megaloom data merge: the verbs that write datasets. */
 #include "data.h"
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -55,9 +56,10 @@ static error_t parse_preprocess(int key, char *value, struct argp_state *state) 
         given->strict = true;
         return 0;
     case 'w':
+        errno = 0;
         given->workers = strtoll(value, &end, 10);
-        if (end == value || *end || given->workers < 1)
-            argp_error(state, "--workers is '%s', expected a number from 1", value);
+        if (end == value || *end || given->workers < 1 || errno == ERANGE)
+            argp_error(state, "--workers is '%s', expected a number from 1 to 1024", value);
         return 0;
     case ARGP_KEY_END:
         if (given->input_count == 0)
@@ -72,15 +74,21 @@ static error_t parse_preprocess(int key, char *value, struct argp_state *state) 
 
 static void print_result(const arguments *given, const loom_data_preprocess_result *result) {
     bool files = given->text.format == LOOM_TEXT_AUTO || given->text.format == LOOM_TEXT_FILE;
-    printf("%s: %lld documents, %lld tokens (%s), %lld bytes of text", given->output_prefix,
-        (long long)result->documents, (long long)result->tokens, loom_dtype_name(result->dtype),
-        (long long)result->bytes);
+    if (result->discarded_bytes > 0)
+        fprintf(stderr,
+            "megaloom: begun anew: a run that was stopped had done %lld bytes of text with another tokenizer, other "
+            "options or other input files\n",
+            (long long)result->discarded_bytes);
+    printf("%s: %lld document%s, %lld token%s (%s), %lld bytes of text", given->output_prefix,
+        (long long)result->documents, result->documents == 1 ? "" : "s", (long long)result->tokens,
+        result->tokens == 1 ? "" : "s", loom_dtype_name(result->dtype), (long long)result->bytes);
     if (result->resumed_bytes > 0)
         printf(", %lld of them by a run that was stopped", (long long)result->resumed_bytes);
     if (result->invalid > 0)
-        printf(", %lld invalid documents skipped", (long long)result->invalid);
+        printf(", %lld invalid document%s skipped", (long long)result->invalid, result->invalid == 1 ? "" : "s");
     if (result->empty > 0)
-        printf(", %lld empty %s skipped", (long long)result->empty, files ? "files" : "documents");
+        printf(", %lld empty %s%s skipped", (long long)result->empty, files ? "file" : "document",
+            result->empty == 1 ? "" : "s");
     putchar('\n');
 }
 

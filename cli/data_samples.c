@@ -228,6 +228,11 @@ static loom_status print_indices(const loom_dataset *set, int64_t asked) {
 
 static loom_status print_samples(const arguments *given, const loom_dataset *set, loom_batch *batch) {
     const loom_gpt_dataset_config *gpt = &given->blend.gpt;
+    if (set->length == 0)
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "the part %s (--split %s) has no sample of %" PRId64 " tokens: expected a part with a larger share, or a "
+            "shorter --seq-length",
+            parts[gpt->which], gpt->split, gpt->sequence_length);
     if (given->last >= set->length)
         return loom_fail(LOOM_ERR_ARGUMENT,
             "--sample is %" PRId64 ", the part %s has %" PRId64 " samples: expected 0 to %" PRId64, given->last,
@@ -257,7 +262,25 @@ static loom_status print_samples(const arguments *given, const loom_dataset *set
     return LOOM_OK;
 }
 
+static bool is_number(const char *text) {
+    char *end;
+    strtod(text, &end);
+    return end != text && *end == '\0';
+}
+
+/* A list that begins with a weight and is odd would be taken for prefixes alone, and the weight for a file. */
+static loom_status check_list(const char *const *list, int64_t length) {
+    if (length % 2 == 0 || length < 3 || !is_number(list[0]))
+        return LOOM_OK;
+    for (int64_t i = 0; i < length; i += 2)
+        if (!is_number(list[i]))
+            return loom_fail(LOOM_ERR_ARGUMENT,
+                "prefix %s has no weight: expected weights and prefixes in turn, or prefixes alone", list[i]);
+    return loom_fail(LOOM_ERR_ARGUMENT, "weight %s has no prefix behind it", list[length - 1]);
+}
+
 static loom_status run(arguments *given) {
+    LOOM_TRY(check_list(given->list, given->list_length));
     size_t room = (size_t)given->list_length;
     const char **prefixes = calloc(room, sizeof *prefixes);
     double *weights = calloc(room, sizeof *weights);
@@ -269,6 +292,9 @@ static loom_status run(arguments *given) {
                                              : loom_fail(LOOM_ERR_MEMORY, "out of memory for %zu prefixes", room);
     given->blend.prefixes = prefixes;
     given->blend.weights = weighted ? weights : NULL;
+    if (!status && weighted && given->blend.count > 1 && given->blend.gpt.samples < 0)
+        status =
+            loom_fail(LOOM_ERR_ARGUMENT, "prefixes with weights need --num-samples N: how many samples the blend has");
     if (!status)
         status = loom_gpt_blend_create(&given->blend, &set);
     if (!status)

@@ -91,7 +91,8 @@ static loom_status read_sequence(const loom_indexed *set, int64_t sequence, int6
 }
 
 /* The text of a sequence, or, where the tokens are not the tokenizer's, their numbers. */
-static loom_status print_sequence(const loom_indexed *set, const loom_tokenizer *tokenizer, int64_t sequence) {
+static loom_status print_sequence(
+    const loom_indexed *set, const loom_tokenizer *tokenizer, int64_t sequence, bool *ends_line) {
     int64_t *tokens = NULL, count = 0;
     LOOM_TRY(read_sequence(set, sequence, &tokens, &count));
     size_t bytes = 0;
@@ -100,12 +101,15 @@ static loom_status print_sequence(const loom_indexed *set, const loom_tokenizer 
         char *text = malloc(bytes + 1);
         status = text ? tokenizer->decode(tokenizer->context, tokens, (size_t)count, text, bytes, &bytes)
                       : loom_fail(LOOM_ERR_MEMORY, "no memory for %zu bytes of text", bytes);
-        if (status == LOOM_OK)
+        if (status == LOOM_OK) {
             fwrite(text, 1, bytes, stdout);
+            *ends_line = bytes > 0 ? text[bytes - 1] == '\n' : *ends_line;
+        }
         free(text);
     } else {
         for (int64_t i = 0; i < count; i++)
             printf("%lld%s", (long long)tokens[i], i + 1 < count ? " " : "\n");
+        *ends_line = true;
     }
     free(tokens);
     return status;
@@ -118,9 +122,13 @@ static loom_status show_text(const loom_indexed *set, const loom_tokenizer *toke
         return LOOM_OK;
     LOOM_TRY(check_document(set, document));
     int64_t first = loom_indexed_document(set, document), end = loom_indexed_document(set, document + 1);
-    printf("\ndocument %lld: %lld sequences\n", (long long)document, (long long)(end - first));
+    printf("\ndocument %lld: %lld sequence%s\n", (long long)document, (long long)(end - first),
+        end - first == 1 ? "" : "s");
+    bool ends_line = true;
     for (int64_t i = first; i < end; i++)
-        LOOM_TRY(print_sequence(set, tokenizer, i));
+        LOOM_TRY(print_sequence(set, tokenizer, i, &ends_line));
+    if (!ends_line)
+        putchar('\n');
     return LOOM_OK;
 }
 

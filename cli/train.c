@@ -53,26 +53,6 @@ static double now(void) {
 
 /* ---- data ---- */
 
-/* The tokens of data.path are of data.tokenizer, so the model must have a row for each of them. The byte tokenizer is
- * also what a run file has that says nothing of its tokens: then the vocabulary alone tells how many there are. */
-static loom_status open_tokenizer(job *j) {
-    loom_run_config *config = j->config;
-    int64_t *vocab_size = &config->model.config.vocab_size;
-    if (strcmp(config->data.kind, "gpt") != 0)
-        return LOOM_OK;
-    loom_status status = loom_tokenizer_open(config->data.tokenizer, &j->tokenizer);
-    if (status)
-        return loom_fail_context(status, "data.tokenizer: ");
-    int64_t needed = j->tokenizer->vocab_size;
-    if (*vocab_size == 0 && !config->model.hf)
-        *vocab_size = needed;
-    if (*vocab_size >= needed || strcmp(config->data.tokenizer, "byte") == 0)
-        return LOOM_OK;
-    return loom_fail(LOOM_ERR_CONFIG,
-        "data.tokenizer: %s has %lld tokens, model.vocab_size is %lld, expected at least as many", j->tokenizer->name,
-        (long long)needed, (long long)*vocab_size);
-}
-
 static loom_status open_data(training *t) {
     int64_t data_parallel = loom_layout_data_parallel_size(loom_fabric_layout(t->fabric));
     return loom_cli_train_data_open(t->config, t->tokenizer, data_parallel, &t->data);
@@ -366,8 +346,8 @@ static loom_status train(loom_rank *rank, void *argument) {
         loom_progress_note(t.progress, "stopped by SIGTERM after step %lld of %lld; the same command goes on",
             (long long)t.done, (long long)t.config->steps);
     else if (!status && t.progress)
-        loom_progress_note(t.progress, "%lld step%s in %.0f s; metrics: %s/metrics.jsonl; %s%s",
-            (long long)t.config->steps, t.config->steps == 1 ? "" : "s", seconds, t.config->output,
+        loom_progress_note(t.progress, "%lld step%s in %.0f s; metrics: %s/metrics.jsonl; %s%s", (long long)t.done,
+            t.done == 1 ? "" : "s", seconds, t.config->output,
             *t.model_path ? "model: " : "the model is not kept (export=false)", t.model_path);
     tear_down(&t);
     return status;
@@ -435,7 +415,7 @@ int loom_cli_train(int argc, char **argv) {
     status = loom_run_config_load(given.run.path, given.run.overrides, given.run.override_count, &j.config);
     loom_cli_run_arguments_free(&given.run);
     if (!status)
-        status = open_tokenizer(&j);
+        status = loom_cli_open_tokenizer(j.config, &j.tokenizer);
     if (!status)
         status = find_checkpoint(&j, given.resume, folder, sizeof folder);
     int code;

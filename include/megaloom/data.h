@@ -196,13 +196,15 @@ typedef struct loom_data_preprocess_config {
 } loom_data_preprocess_config;
 
 typedef struct loom_data_preprocess_result {
-    int64_t documents;     /* written to each dataset */
-    int64_t empty;         /* plain texts without a token: skipped */
-    int64_t invalid;       /* skipped: no JSON, no such member, not UTF-8 and the tokenizer wants it, too long */
-    int64_t tokens;        /* ends of documents included; of all datasets */
-    int64_t bytes;         /* of text read: lines and objects, not only what became tokens */
-    int64_t resumed_bytes; /* of them, by an earlier run that was stopped */
-    loom_dtype dtype;      /* of the .bin */
+    int64_t documents;       /* written to each dataset */
+    int64_t empty;           /* plain texts without a token: skipped */
+    int64_t invalid;         /* skipped: no JSON, no such member, not UTF-8 and the tokenizer wants it, too long */
+    int64_t tokens;          /* ends of documents included; of all datasets */
+    int64_t bytes;           /* of text read: lines and objects, not only what became tokens */
+    int64_t resumed_bytes;   /* of them, by an earlier run that was stopped */
+    loom_dtype dtype;        /* of the .bin */
+    int64_t discarded_bytes; /* that an earlier run had done and this one began anew, since tokenizer, options or input
+                                files are others */
 } loom_data_preprocess_result;
 
 /* Each document becomes one sequence: its tokens and, with append_eod, the end of document. An empty text in JSON lines

@@ -318,6 +318,13 @@ static void check_batch(const loom_run_config *config, int64_t data_parallel, lo
     if (micro < 1 || global < 1 || data_parallel < 1 || micro > INT64_MAX / data_parallel)
         return;
     int64_t unit = micro * data_parallel;
+    if (data->rampup_batch_size[0] != 0 && data->rampup_batch_size[2] == 0) {
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "data.rampup_batch_size: found %d number%s, expected three: the first batch size, the increment, and the "
+            "samples that the increments take",
+            data->rampup_batch_size[1] ? 2 : 1, data->rampup_batch_size[1] ? "s" : "");
+        return;
+    }
     if (data->rampup_batch_size[0] != 0) {
         const loom_data_step_config sizes = {global, micro, data_parallel,
             {data->rampup_batch_size[0], data->rampup_batch_size[1], data->rampup_batch_size[2]},
@@ -384,6 +391,23 @@ static void check_paths(const loom_run_config *config, loom__faults *faults) {
                        : "a prefix to validate with, since data.path is not given");
 }
 
+static void check_split(const loom_run_config *config, loom__faults *faults) {
+    const loom_data_config *data = &config->data;
+    double shares[LOOM_SPLIT_COUNT][2];
+    loom_status status = loom_data_split_parse(data->split, shares);
+    loom__check_add_part(faults, status);
+    if (status || !data->kind || strcmp(data->kind, "gpt") != 0 || data->path_count == 0)
+        return;
+    if (data->train_path_count == 0 && shares[LOOM_SPLIT_TRAIN][0] < 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "data.split: found \"%s\", expected a first share above 0, for training, or data.train_path", data->split);
+    if (config->validation.every > 0 && data->valid_path_count == 0 && shares[LOOM_SPLIT_VALID][0] < 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "data.split: found \"%s\", expected a second share above 0 since validation.every is set, or "
+            "data.valid_path, or validation.every=0",
+            data->split);
+}
+
 static void check_data(const loom_run_config *config, loom__faults *faults) {
     const loom_data_config *data = &config->data;
     if (data->kind)
@@ -408,8 +432,7 @@ static void check_data(const loom_run_config *config, loom__faults *faults) {
             loom__faults_add(faults, LOOM_ERR_CONFIG,
                 "data.%s: found true with data.kind %s, expected data.kind gpt: only its documents have ends",
                 of_documents[i].name, data->kind);
-    double shares[LOOM_SPLIT_COUNT][2];
-    loom__check_add_part(faults, loom_data_split_parse(data->split, shares));
+    check_split(config, faults);
 }
 
 loom_status loom_run_config_check(const loom_run_config *config, int64_t world_size) {

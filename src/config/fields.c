@@ -432,7 +432,7 @@ const loom__field loom__fields[] = {
     EXPAND(REAL, OPTIM(weight_decay), "0.01", FROM(0), DOC("of tensors of two or more dimensions")),
     EXPAND(CHOICE, LR(weight_decay_incr_style), "constant", ramps, DOC("how weight decay grows over the run")),
     EXPAND(REAL, LR(start_weight_decay), "0.0", FROM(0), DOC("where linear and cosine start")),
-    EXPAND(REAL, LR(end_weight_decay), "null", NULLABLE, FROM(0), DOC("where they end; null: weight_decay")),
+    EXPAND(REAL, LR(end_weight_decay), "null", NULLABLE, ABOVE(0), DOC("where they end; null: weight_decay")),
     EXPAND(INT, LR(wd_incr_steps), "null", NULLABLE, FROM(1), DOC("how long they take; null: steps")),
     EXPAND(BOOL, LR(override_opt_param_scheduler), "false",
         DOC("a schedule that is loaded gives the step alone, the values stay those of this file")),

@@ -146,14 +146,24 @@ static bool has_weights(const loader *load, const loom__yaml_node *list) {
     return false;
 }
 
-static bool read_path(
-    loader *load, const loom__yaml_node *weight, const loom__yaml_node *prefix, loom_data_path *path) {
+static bool read_path(loader *load, const loom__yaml_node *prefix, loom_data_path *path) {
     if (prefix->kind != LOOM__YAML_SCALAR || !*prefix->text)
-        return false;
-    if (weight && !(loom__yaml_is_real(weight, &path->weight) && path->weight > 0 && path->weight < 1e300))
         return false;
     path->prefix = own_string(load, prefix->text);
     return true;
+}
+
+/* False where a weight is none, which is a fault already; the nodes of the others are prefixes. */
+static bool read_weight(loader *load, const loom__field *field, const loom__yaml_node *weight,
+    const loom__yaml_node *prefix, double *value) {
+    char place[320], found[96];
+    if (loom__yaml_is_real(weight, value) && *value > 0 && *value < 1e300)
+        return true;
+    place_of(load, weight, place, sizeof place);
+    describe(weight, found, sizeof found);
+    loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s%s: the weight of %.100s: found %s, expected a number > 0",
+        place, field->path, prefix->kind == LOOM__YAML_SCALAR ? prefix->text : "a dataset", found);
+    return false;
 }
 
 static bool apply_paths(loader *load, const loom__field *field, const loom__yaml_node *node) {
@@ -169,13 +179,18 @@ static bool apply_paths(loader *load, const loom__field *field, const loom__yaml
         load->status = loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", load->name);
         return true;
     }
+    bool sound = true;
     for (int64_t i = 0; i < count; i++) {
         const loom__yaml_node *weight = weighted ? loom__yaml_at(load->yaml, node->items[2 * i]) : NULL;
         int64_t place = weighted ? 2 * i + 1 : i;
+        const loom__yaml_node *prefix = single ? node : loom__yaml_at(load->yaml, node->items[place]);
         paths[i].weight = count == 1 ? 1 : 0;
-        if (!read_path(load, weight, single ? node : loom__yaml_at(load->yaml, node->items[place]), &paths[i]))
+        sound = (!weight || read_weight(load, field, weight, prefix, &paths[i].weight)) && sound;
+        if (!read_path(load, prefix, &paths[i]))
             return false;
     }
+    if (!sound)
+        return true;
     loom_run_config *config = &load->owner->config;
     memcpy((char *)config + field->offset, &paths, sizeof paths);
     memcpy((char *)config + field->count_offset, &count, sizeof count);

@@ -20,12 +20,16 @@ static const char *kind_of(const json_t *value) {
 
 loom_status loom__json_line_parse(const char *line, size_t bytes, json_t **object) {
     *object = NULL;
+    /* Editors put it before a file, and joining files puts it before a line. */
+    size_t mark = bytes >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    line += mark;
+    bytes -= mark;
     if (is_blank(line, bytes))
         return LOOM_OK;
     json_error_t error;
     json_t *root = json_loadb(line, bytes, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL | JSON_DECODE_ANY, &error);
     if (!root)
-        return loom_fail(LOOM_ERR_FORMAT, "no JSON at byte %d: %s", error.position, error.text);
+        return loom_fail(LOOM_ERR_FORMAT, "no JSON at byte %d: %s", error.position + (int)mark, error.text);
     if (!json_is_object(root)) {
         loom_status status = loom_fail(LOOM_ERR_FORMAT, "the line is %s, expected an object", kind_of(root));
         json_decref(root);

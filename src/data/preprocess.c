@@ -126,8 +126,8 @@ static void abandon_writers(work *w) {
 
 /* Goes on where an earlier run was stopped, where there is enough of it. */
 static loom_status begin(work *w) {
-    const loom__journal nothing = {.result = {.dtype = w->job.dtype}};
-    if (loom__journal_read(&w->job, &w->at)) {
+    loom__journal nothing = {.result = {.dtype = w->job.dtype}};
+    if (loom__journal_read(&w->job, &w->at, &nothing.result.discarded_bytes)) {
         loom_status status = open_writers(w, true);
         if (status == LOOM_OK) {
             w->at.result.resumed_bytes = w->journaled = w->at.result.bytes;
@@ -227,9 +227,9 @@ static loom_status finish(work *w) {
     const loom_data_preprocess_result *done = &w->at.result;
     const char *suffix = w->job.config.suffix;
     if (done->documents == 0)
-        return loom_fail(LOOM_ERR_NOT_FOUND, "no text found: %lld files%s%s%s, %lld empty and %lld invalid documents",
-            (long long)w->job.files.count, suffix ? " ending in '" : "", suffix ? suffix : "", suffix ? "'" : "",
-            (long long)done->empty, (long long)done->invalid);
+        return loom_fail(LOOM_ERR_NOT_FOUND, "no text found: %lld file%s%s%s%s, %lld empty and %lld invalid documents",
+            (long long)w->job.files.count, w->job.files.count == 1 ? "" : "s", suffix ? " ending in '" : "",
+            suffix ? suffix : "", suffix ? "'" : "", (long long)done->empty, (long long)done->invalid);
     for (int64_t k = 0; k < w->job.key_count; k++)
         LOOM_TRY(loom_indexed_writer_finish(w->writers[k]));
     return loom__journal_remove(&w->job);

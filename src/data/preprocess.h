@@ -63,8 +63,9 @@ typedef struct loom__journal {
     loom__indexed_mark marks[LOOM__PREPROCESS_KEYS];
 } loom__journal;
 
-/* Reads PREFIX.preprocess; false where there is none, or none of this configuration and these input files. */
-bool loom__journal_read(const loom__preprocess *job, loom__journal *journal);
+/* Reads PREFIX.preprocess; false where there is none, or none of this configuration and these input files: then
+ * *other_bytes is what the run that wrote it had done, else 0. */
+bool loom__journal_read(const loom__preprocess *job, loom__journal *journal, int64_t *other_bytes);
 /* Replaces it in one step. */
 loom_status loom__journal_write(const loom__preprocess *job, const loom__journal *journal);
 /* LOOM_ERR_IO where there is one that cannot be removed. */

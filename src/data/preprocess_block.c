@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* A longer document's memory is not kept for the next. */
-enum { KEPT_BYTES = 8 << 20 };
+enum { KEPT_BYTES = 8 << 20, PIECE_BYTES = 1 << 16 };
 
 void loom__encoded_block_free(loom__encoded_block *block) {
     loom__text_block_free(&block->text);
@@ -65,11 +65,34 @@ static loom_status append_tokens(
     return LOOM_OK;
 }
 
+/* Each byte is a token of its own, so that a text may be encoded in pieces: eight bytes a token would be many times a
+ * long text. */
+static loom_status encode_bytes(const loom__preprocess *job, const char *text, size_t bytes, bool append_eod,
+    loom__encode_scratch *scratch, loom__elements *elements, int64_t *length) {
+    const loom_tokenizer *tokenizer = job->tokenizer;
+    if (bytes >= INT32_MAX)
+        return loom_fail(LOOM_ERR_ARGUMENT, "the document has %zu tokens, expected at most %d", bytes, INT32_MAX);
+    LOOM_TRY(reserve_tokens(scratch, PIECE_BYTES));
+    LOOM_TRY(reserve_elements(elements, (bytes + 1) * job->size));
+    for (size_t from = 0, count; from < bytes; from += count) {
+        size_t piece = bytes - from < PIECE_BYTES ? bytes - from : PIECE_BYTES;
+        LOOM_TRY(tokenizer->encode(tokenizer->context, text + from, piece, scratch->tokens, PIECE_BYTES, &count));
+        LOOM_TRY(append_tokens(job, scratch->tokens, count, elements));
+    }
+    if (append_eod)
+        LOOM_TRY(append_tokens(job, &tokenizer->eod, 1, elements));
+    *length = (int64_t)bytes + append_eod;
+    return LOOM_OK;
+}
+
 /* One text of one key. *length: its tokens, the end of document included; 0 where there is no text. */
 static loom_status encode_text(const loom__preprocess *job, const char *text, size_t bytes, bool keep_empty,
     loom__encode_scratch *scratch, loom__elements *elements, int64_t *length) {
     const loom_tokenizer *tokenizer = job->tokenizer;
     size_t room = loom_tokenizer_room(tokenizer, bytes), count = 0;
+    if (tokenizer->encode == loom_tokenizer_byte()->encode)
+        return encode_bytes(
+            job, text, bytes, job->config.append_eod && (bytes > 0 || keep_empty), scratch, elements, length);
     LOOM_TRY(reserve_tokens(scratch, room < SIZE_MAX ? room + 1 : room));
     if (bytes > 0) /* a tokenizer's begin of text alone is no document */
         LOOM_TRY(tokenizer->encode(tokenizer->context, text, bytes, scratch->tokens, scratch->capacity - 1, &count));

@@ -59,12 +59,15 @@ static const char header[] = "megaloom preprocess 1\nfingerprint %016llx\nplace 
                              "done %lld %lld %lld %lld %lld\n";
 static const char mark[] = "dataset %lld %lld %lld\n";
 
-static bool read_open(FILE *file, const loom__preprocess *job, loom__journal *journal) {
+static bool read_open(FILE *file, const loom__preprocess *job, loom__journal *journal, int64_t *other_bytes) {
     unsigned long long print;
     long long n[8];
-    if (fscanf(file, header, &print, &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7]) != 9 ||
-        print != fingerprint(job))
+    if (fscanf(file, header, &print, &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7]) != 9)
         return false;
+    if (print != fingerprint(job)) {
+        *other_bytes = n[7];
+        return false;
+    }
     journal->place = (loom__text_place){.file = n[0], .offset = n[1], .line = n[2]};
     journal->result = (loom_data_preprocess_result){
         .documents = n[3], .empty = n[4], .invalid = n[5], .tokens = n[6], .bytes = n[7], .dtype = job->dtype};
@@ -79,13 +82,14 @@ static bool read_open(FILE *file, const loom__preprocess *job, loom__journal *jo
     return fscanf(file, "%3s", end) == 1 && strcmp(end, "end") == 0;
 }
 
-bool loom__journal_read(const loom__preprocess *job, loom__journal *journal) {
+bool loom__journal_read(const loom__preprocess *job, loom__journal *journal, int64_t *other_bytes) {
+    *other_bytes = 0;
     char *path = path_of(job);
     FILE *file = path ? fopen(path, "re") : NULL;
     free(path);
     if (!file)
         return false;
-    bool good = read_open(file, job, journal);
+    bool good = read_open(file, job, journal, other_bytes);
     fclose(file);
     return good;
 }

@@ -237,11 +237,12 @@ TEST(a_section_given_twice_is_named_with_both_lines) {
 TEST(a_blend_without_a_weight_is_named) {
     (void)state;
     expect_file("data: {path: [1, a, b, c]}\n", LOOM_ERR_CONFIG,
-        "run.yaml:1:14: data.path: found a list, expected a prefix, a list of prefixes, or of weights > 0 and prefixes "
-        "in turn, or null");
+        "run.yaml:1:21: data.path: the weight of c: found \"b\", expected a number > 0");
     expect_file("data: {path: [0, a]}\n", LOOM_ERR_CONFIG,
-        "run.yaml:1:14: data.path: found a list, expected a prefix, a list of prefixes, or of weights > 0 and prefixes "
-        "in turn, or null");
+        "run.yaml:1:15: data.path: the weight of a: found 0, expected a number > 0");
+    expect_file("data: {path: [-1, a, 2, b, nan, c]}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:15: data.path: the weight of a: found -1, expected a number > 0\n"
+        "run.yaml:1:28: data.path: the weight of c: found \"nan\", expected a number > 0");
 }
 
 TEST(a_mapping_is_no_blend) {

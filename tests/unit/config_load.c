@@ -553,9 +553,33 @@ TEST(a_hugging_face_directory_fills_the_model) {
     assert_int_equal(loom_run_config_load(NULL, overrides, 1, &config), LOOM_ERR_IO);
 }
 
+/* Null is kept as 0: a 0 that is written would be null in silence. Where nothing is built yet the two are both "off".
+ */
+TEST(a_written_zero_is_null_in_no_number_of_the_table) {
+    (void)state;
+    int64_t numbers = 0;
+    for (int64_t i = 0; i < loom__field_count; i++) {
+        const loom__field *field = &loom__fields[i];
+        if (!field->nullable || field->not_built || (field->kind != LOOM__FIELD_INT && field->kind != LOOM__FIELD_REAL))
+            continue;
+        char override[160];
+        const char *const overrides[] = {override};
+        loom_run_config *config = NULL;
+        snprintf(override, sizeof override, "%s=0", field->path);
+        loom_error_clear();
+        if (loom_run_config_from_text("run.yaml", "", 0, overrides, 1, &config) != LOOM_ERR_CONFIG)
+            fail_msg("%s is taken", override);
+        if (!strstr(loom_error_message(), "found 0, expected a"))
+            fail_msg("%s: %s", override, loom_error_message());
+        numbers++;
+    }
+    assert_true(numbers > 20);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(edit_distance_counts_inserts_deletes_replacements_and_swaps),
+        cmocka_unit_test(a_written_zero_is_null_in_no_number_of_the_table),
         cmocka_unit_test(every_field_has_a_default_its_own_reader_accepts),
         cmocka_unit_test(the_defaults_file_loads_back_equal),
         cmocka_unit_test(what_is_printed_loads_back_equal),

@@ -371,6 +371,7 @@ static void a_journal_of_other_work_is_not_used(void **state) {
     loom_data_preprocess_config config = config_of(inputs, keep(prefix, scratch_file(&folder, "set")));
     assert_ok(loom_data_preprocess_text(&config, &result));
     assert_int_equal(result.resumed_bytes, 0);
+    assert_true(result.discarded_bytes > 0 && result.discarded_bytes < result.bytes);
     assert_int_equal(result.documents, whole.documents);
     assert_same_set(&folder, "set");
 
