@@ -327,10 +327,10 @@ LOOM_API loom_status loom_parallel_state_key(const loom_parallel *parallel, int6
  * in memory for `capacity` events; what comes when that is full is counted. A trace that was begun before is dropped.
  * Collective over the world. */
 LOOM_API loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity);
-/* Ends it. Of the pipeline that rank 0 belongs to rank 0 writes DIRECTORY/trace.json (all that was recorded, for
- * Chrome's tracing and Perfetto) and DIRECTORY/timeline.svg (the last training step that all stages recorded whole),
- * and logs that step's bubble, beside the one that the simulator finds with the mean times of that step. Collective
- * over the world. Errors: LOOM_ERR_STATE when none was begun; LOOM_ERR_IO. */
+/* Ends it. Rank 0 writes DIRECTORY/trace.json (all that every rank recorded, a row for each of the first 64, for
+ * Chrome's tracing and Perfetto) and, of the pipeline that it belongs to, DIRECTORY/timeline.svg (the last training
+ * step that all its stages recorded whole), and logs that step's bubble, beside the one that the simulator finds with
+ * the mean times of that step. Collective over the world. Errors: LOOM_ERR_STATE when none was begun; LOOM_ERR_IO. */
 LOOM_API loom_status loom_parallel_trace_end(loom_parallel *parallel, const char *directory);
 
 #ifdef __cplusplus

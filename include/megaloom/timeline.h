@@ -17,6 +17,7 @@ typedef struct loom_timeline {
     int64_t chunks;                    /* of a stage; 0 and 1: colours tell no chunks */
     const loom_schedule_event *events; /* in any order; borrowed */
     int64_t event_count;
+    const char *const *rows; /* [stages] names of the rows in a trace; NULL: "stage 0", "stage 1", … */
 } loom_timeline;
 
 /* Share of the time from the first begin to the last end in which stages do not compute; 0 without computations. */
@@ -27,7 +28,7 @@ LOOM_API double loom_timeline_bubble(const loom_timeline *timeline);
  * kinds of events are not drawn. LOOM_ERR_ARGUMENT: an event lies outside the stages and chunks, or ends before it
  * begins; LOOM_ERR_IO: the file. */
 LOOM_API loom_status loom_timeline_write_svg(FILE *out, const loom_timeline *timeline);
-/* All events in the JSON that chrome://tracing and Perfetto read, a thread for each stage. `seconds` is one unit of the
+/* All events in the JSON that chrome://tracing and Perfetto read, a thread for each row. `seconds` is one unit of the
  * events' time. Errors as above. */
 LOOM_API loom_status loom_timeline_write_trace(FILE *out, const loom_timeline *timeline, double seconds);
 

@@ -1,4 +1,4 @@
-/* Events as the JSON of Chrome's trace viewer: complete events in microseconds, a thread for each stage. Times are
+/* Events as the JSON of Chrome's trace viewer: complete events in microseconds, a thread for each row. Times are
  * written as whole nanoseconds, since printf's decimal point is the locale's. */
 #include <inttypes.h>
 #include <math.h>
@@ -21,11 +21,15 @@ loom_status loom_timeline_write_trace(FILE *out, const loom_timeline *timeline, 
     fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
           "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":0,\"args\":{\"name\":\"pipeline\"}}",
         out);
-    for (int64_t stage = 0; stage < timeline->stages; stage++)
-        fprintf(out,
-            ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":%" PRId64
-            ",\"args\":{\"name\":\"stage %" PRId64 "\"}}",
-            stage, stage);
+    for (int64_t row = 0; row < timeline->stages; row++) {
+        fprintf(
+            out, ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":%" PRId64 ",\"args\":{\"name\":\"", row);
+        if (timeline->rows)
+            fputs(timeline->rows[row], out);
+        else
+            fprintf(out, "stage %" PRId64, row);
+        fputs("\"}}", out);
+    }
     for (int64_t i = 0; i < timeline->event_count; i++) {
         const loom_schedule_event *at = &timeline->events[i];
         const char *name = loom_instruction_name(at->kind);

@@ -1,17 +1,20 @@
-/* The timeline of a run: what each stage computed, what it waited for, and when. Every rank records into memory of its
+/* The timeline of a run: what each rank computed, what it waited for, and when. Every rank records into memory of its
  * own, which is bounded, so that a long run loses its later steps from the record and not its memory; at the end the
- * stages of rank 0's pipeline come together there. Stages wait differently often, so that their memory is full in
- * different steps. Invariant: times are those of one clock, or of clocks that were set to zero behind one barrier. */
+ * records come together on rank 0. Ranks wait differently often, so that their memory is full in different steps.
+ * Invariant: times are those of one clock, or of clocks that were set to zero behind one barrier. */
 #include "strategy/strategy.h"
 #include <megaloom/timeline.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { PATH_BYTES = 4096 };
+enum {
+    PATH_BYTES = 4096,
+    MOST_ROWS = 64, /* ranks in trace.json: all their records lie on rank 0 at once */
+    ROW_BYTES = 96
+};
 
 loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity) {
     loom_rank *rank = parallel->fabric->rank;
-    loom_comm *stages = parallel->fabric->groups[LOOM_GROUP_PP];
     loom__trace *trace = &parallel->trace;
     loom_status status = LOOM_OK;
     loom__trace_free(parallel);
@@ -30,11 +33,11 @@ loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity)
         return status;
     }
     trace->record.capacity = capacity;
-    LOOM_TRY(loom_barrier(stages));
+    LOOM_TRY(loom_barrier(loom_rank_world(rank)));
     int64_t zero = (int64_t)loom__clock();
     /* The ranks of one machine share a clock, which is better than a barrier. */
     if (loom_rank_local_count(rank) == loom_rank_count(rank))
-        LOOM_TRY(loom_broadcast(stages, &zero, 1, LOOM_I64, 0));
+        LOOM_TRY(loom_broadcast(loom_rank_world(rank), &zero, 1, LOOM_I64, 0));
     trace->zero = (uint64_t)zero;
     loom__pipeline_set_record(parallel->pipeline, &trace->record);
     return LOOM_OK;
@@ -74,42 +77,72 @@ static double milliseconds(const loom__trace *trace, uint64_t time) {
     return (double)((int64_t)time - (int64_t)trace->zero) * 1e-6;
 }
 
-/* Events first … first+count-1 of this stage's record, which may be others there, of all stages, on all of them; for
- * free(). Collective over the stages. */
-static loom_status gather(
-    const loom_parallel *parallel, int64_t first, int64_t count, loom_schedule_event **all, int64_t *all_count) {
-    loom_comm *stages = parallel->fabric->groups[LOOM_GROUP_PP];
+/* Events first … first+count-1 of this rank's record, which may be others there, of all members of the group, on its
+ * first; for free(). Elsewhere NULL and 0. `row` is this rank's in the timeline. Collective over the group. */
+static loom_status gather(const loom_parallel *parallel, loom_comm *group, int64_t row, int64_t first, int64_t count,
+    loom_schedule_event **all, int64_t *all_count) {
     const loom__trace *trace = &parallel->trace;
-    int64_t *counts = calloc((size_t)parallel->stages, sizeof *counts), total = 0;
+    int size = loom_comm_size(group);
+    int64_t *given = calloc((size_t)size, sizeof *given), *taken = calloc((size_t)size, sizeof *taken), total = 0;
     loom_schedule_event *mine = calloc((size_t)count + 1, sizeof *mine), *events = NULL;
-    loom_status status = counts && mine ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace");
-    status = loom_agree(stages, status);
+    loom_status status = given && taken && mine ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace");
+    status = loom_agree(group, status);
     for (int64_t i = 0; !status && i < count; i++) {
         const loom__pipeline_event *event = &trace->record.events[first + i];
-        mine[i] = (loom_schedule_event){parallel->stage, event->kind, event->chunk, event->microbatch,
+        mine[i] = (loom_schedule_event){row, event->kind, event->chunk, event->microbatch,
             milliseconds(trace, event->start), milliseconds(trace, event->end)};
     }
     if (!status)
-        status = loom_all_gather(stages, &count, counts, 1, LOOM_I64);
-    for (int64_t i = 0; !status && i < parallel->stages; i++) {
-        total += counts[i];
-        counts[i] *= (int64_t)sizeof *mine;
+        status = loom_all_gather(group, &count, taken, 1, LOOM_I64);
+    bool receives = loom_comm_rank(group) == 0;
+    for (int i = 0; !status && i < size; i++) {
+        taken[i] = receives ? taken[i] * (int64_t)sizeof *mine : 0;
+        total += taken[i];
     }
     if (!status) {
-        events = calloc((size_t)total + 1, sizeof *events);
+        given[0] = count * (int64_t)sizeof *mine;
+        events = receives ? malloc((size_t)total + 1) : NULL;
         status = loom_agree(
-            stages, events ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld events", (long long)total));
+            group, events || !receives
+                       ? LOOM_OK
+                       : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace of %lld bytes", (long long)total));
     }
     if (!status)
-        status = loom_all_gather_v(stages, mine, events, counts, LOOM_U8);
-    free(counts);
+        status = loom_all_to_all_v(group, mine, given, events, taken, LOOM_U8);
+    free(given);
+    free(taken);
     free(mine);
     if (status) {
         free(events);
         return status;
     }
     *all = events;
-    *all_count = total;
+    *all_count = total / (int64_t)sizeof *mine;
+    return LOOM_OK;
+}
+
+/* Where the first ranks of the world stand, as names of their rows; for free(). Collective over the world. */
+static loom_status name_rows(const loom_parallel *parallel, int64_t rows, char (**names)[ROW_BYTES]) {
+    enum { STAGE, TENSOR, DATA, PLACES };
+    loom_comm *const *groups = parallel->fabric->groups, *world = loom_rank_world(parallel->fabric->rank);
+    int64_t mine[PLACES] = {
+        parallel->stage, loom_comm_rank(groups[LOOM_GROUP_TP]), loom_comm_rank(groups[LOOM_GROUP_DP])};
+    int64_t *places = calloc((size_t)loom_comm_size(world), sizeof mine);
+    char(*made)[ROW_BYTES] = calloc((size_t)rows, sizeof *made);
+    loom_status status =
+        loom_agree(world, places && made ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace"));
+    if (!status)
+        status = loom_all_gather(world, mine, places, PLACES, LOOM_I64);
+    for (int64_t i = 0; !status && i < rows; i++)
+        snprintf(made[i], sizeof made[i], "rank %lld: stage %lld, tensor %lld, data %lld", (long long)i,
+            (long long)places[i * PLACES + STAGE], (long long)places[i * PLACES + TENSOR],
+            (long long)places[i * PLACES + DATA]);
+    free(places);
+    if (status) {
+        free(made);
+        return status;
+    }
+    *names = made;
     return LOOM_OK;
 }
 
@@ -172,15 +205,10 @@ static loom_status simulate(const loom_parallel *parallel, int64_t microbatches,
     return status;
 }
 
-/* Rank 0's part. The times of the step's events, which are drawn, begin anew at 0. */
-static loom_status write_files(const loom_parallel *parallel, const char *directory, loom_timeline *whole,
-    const loom__trace_step *step, loom_schedule_event *shown, int64_t shown_count) {
-    const loom__trace *trace = &parallel->trace;
+/* Rank 0's picture of its own pipeline. The times of the step's events begin anew at 0. */
+static loom_status draw(const loom_parallel *parallel, const char *directory, const loom__trace_step *step,
+    loom_schedule_event *shown, int64_t shown_count) {
     loom_rank *rank = parallel->fabric->rank;
-    LOOM_TRY(write_file(directory, "trace.json", put_trace, whole));
-    if (trace->record.dropped > 0)
-        loom_rank_log(rank, LOOM_LOG_WARNING, "the trace is full: its last %lld events of rank 0 are not in it",
-            (long long)trace->record.dropped);
     if (shown_count == 0)
         return LOOM_OK;
     const char *plural = parallel->stages == 1 ? "" : "s";
@@ -194,42 +222,75 @@ static loom_status write_files(const loom_parallel *parallel, const char *direct
     }
     snprintf(title, sizeof title, "Step %lld, measured: %lld microbatch%s on %lld stage%s", (long long)step->number,
         (long long)step->microbatches, step->microbatches == 1 ? "" : "es", (long long)parallel->stages, plural);
-    whole->title = title;
-    whole->events = shown;
-    whole->event_count = shown_count;
-    LOOM_TRY(write_file(directory, "timeline.svg", loom_timeline_write_svg, whole));
+    loom_timeline timeline = {.title = title,
+        .unit = "ms",
+        .stages = parallel->stages,
+        .chunks = parallel->chunk_count,
+        .events = shown,
+        .event_count = shown_count};
+    LOOM_TRY(write_file(directory, "timeline.svg", loom_timeline_write_svg, &timeline));
     double expected;
     LOOM_TRY(simulate(parallel, step->microbatches, shown, shown_count, &expected));
     loom_rank_log(rank, LOOM_LOG_INFO,
         "bubble of step %lld: %.1f %% of the time of %lld stage%s, %.1f %% by the schedule with the mean time of each "
         "stage's computations; %s/timeline.svg",
-        (long long)step->number, 100 * loom_timeline_bubble(whole), (long long)parallel->stages, plural, 100 * expected,
-        directory);
+        (long long)step->number, 100 * loom_timeline_bubble(&timeline), (long long)parallel->stages, plural,
+        100 * expected, directory);
     return LOOM_OK;
+}
+
+/* trace.json: a row for each rank. Collective over the world; rank 0 writes. */
+static loom_status write_all(const loom_parallel *parallel, const char *directory) {
+    const loom__trace *trace = &parallel->trace;
+    loom_rank *rank = parallel->fabric->rank;
+    loom_comm *world = loom_rank_world(rank);
+    int64_t ranks = loom_rank_count(rank), rows = ranks < MOST_ROWS ? ranks : MOST_ROWS, count = 0, dropped;
+    char(*names)[ROW_BYTES] = NULL;
+    loom_schedule_event *events = NULL;
+    LOOM_TRY(loom_all_reduce(world, &trace->record.dropped, &dropped, 1, LOOM_I64, LOOM_SUM));
+    LOOM_TRY(name_rows(parallel, rows, &names));
+    int64_t mine = loom_rank_index(rank) < rows ? trace->record.count : 0;
+    loom_status status = gather(parallel, world, loom_rank_index(rank), 0, mine, &events, &count);
+    if (!status && loom_rank_index(rank) == 0) {
+        const char *row_names[MOST_ROWS];
+        for (int64_t i = 0; i < rows; i++)
+            row_names[i] = names[i];
+        loom_timeline timeline = {.unit = "ms",
+            .stages = rows,
+            .chunks = parallel->chunk_count,
+            .events = events,
+            .event_count = count,
+            .rows = ranks > parallel->stages ? row_names : NULL};
+        status = write_file(directory, "trace.json", put_trace, &timeline);
+        if (dropped > 0)
+            loom_rank_log(rank, LOOM_LOG_WARNING, "the trace is full: the last %lld events of all ranks are not in it",
+                (long long)dropped);
+        if (ranks > rows)
+            loom_rank_log(rank, LOOM_LOG_WARNING, "the trace shows the first %lld of %lld ranks", (long long)rows,
+                (long long)ranks);
+    }
+    free(names);
+    free(events);
+    return status;
 }
 
 loom_status loom_parallel_trace_end(loom_parallel *parallel, const char *directory) {
     const loom__trace *trace = &parallel->trace;
-    loom_schedule_event *events = NULL, *shown = NULL;
+    loom_comm *world = loom_rank_world(parallel->fabric->rank);
+    loom_schedule_event *shown = NULL;
     loom__trace_step step = {0};
-    int64_t count = 0, shown_count = 0;
+    int64_t shown_count = 0;
     if (!trace->record.events)
         return loom_fail(LOOM_ERR_STATE, "trace_end: no trace has been begun");
-    loom_status status = gather(parallel, 0, trace->record.count, &events, &count);
+    loom_status status = loom_agree(world, write_all(parallel, directory));
     if (!status)
         status = last_step(parallel, &step);
     if (!status)
-        status = gather(parallel, step.first, step.count, &shown, &shown_count);
-    if (!status && loom_rank_index(parallel->fabric->rank) == 0) {
-        loom_timeline timeline = {.unit = "ms",
-            .stages = parallel->stages,
-            .chunks = parallel->chunk_count,
-            .events = events,
-            .event_count = count};
-        status = write_files(parallel, directory, &timeline, &step, shown, shown_count);
-    }
-    status = loom_agree(loom_rank_world(parallel->fabric->rank), status);
-    free(events);
+        status = gather(parallel, parallel->fabric->groups[LOOM_GROUP_PP], parallel->stage, step.first, step.count,
+            &shown, &shown_count);
+    if (!status && loom_rank_index(parallel->fabric->rank) == 0)
+        status = draw(parallel, directory, &step, shown, shown_count);
+    status = loom_agree(world, status);
     free(shown);
     loom__trace_free(parallel);
     return status;

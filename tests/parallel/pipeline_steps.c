@@ -524,25 +524,25 @@ static int count_in(const char *folder, const char *name, const char *text) {
     return count;
 }
 
-static void a_trace_holds_every_computation_of_the_pipeline_or_what_fits(void **state) {
+static void a_trace_holds_every_computation_of_every_rank_or_what_fits(void **state) {
     (void)state;
     char folder[] = MEGALOOM_BUILD "/trace-XXXXXX";
     assert_non_null(mkdtemp(folder));
     trace_job whole = {1000, 1000, folder}, tight = {10, 10, folder}, uneven = {1000, 31, folder},
               nowhere = {1000, 1000, "/nowhere"};
-    /* Two steps of four microbatches through two chunks of two stages. */
+    /* Two steps of four microbatches through two chunks of two stages, by two pipelines. */
     must_run(4, trace, &whole);
-    assert_int_equal(count_in(folder, "trace.json", "\"cat\":\"backward\""), 2 * 4 * 2 * 2);
+    assert_int_equal(count_in(folder, "trace.json", "\"cat\":\"backward\""), 2 * 4 * 2 * 2 * 2);
     assert_int_equal(count_in(folder, "timeline.svg", "Step 2, measured: 4 microbatches on 2 stages"), 1);
     /* One step is 16 computations and some waits: neither is whole where only 10 fit. */
     must_run(4, trace, &tight);
     int found = count_in(folder, "trace.json", "\"ph\":\"X\"");
-    assert_int_equal(found, 2 * 10);
+    assert_int_equal(found, 4 * 10);
     assert_int_equal(count_in(folder, "timeline.svg", "Step"), -1);
     /* The last stage has room for a step of 16 computations and 12 waits, which are all that there can be, and not for
      * two without any. */
     must_run(4, trace, &uneven);
-    assert_true(count_in(folder, "trace.json", "\"cat\":\"backward\"") >= 2 * 8 + 8);
+    assert_true(count_in(folder, "trace.json", "\"cat\":\"backward\"") >= 2 * (2 * 8 + 8));
     assert_int_equal(count_in(folder, "timeline.svg", "Step 1, measured"), 1);
     must_fail(4, trace, &nowhere, LOOM_ERR_IO, "/nowhere/trace.json: cannot be written");
     rmdir(folder);
@@ -742,7 +742,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_module_that_cannot_be_cut_is_refused_on_two_stages),
         cmocka_unit_test(a_step_with_too_few_microbatches_for_its_chunks_is_refused_on_every_rank),
         cmocka_unit_test(chunks_have_the_state_keys_of_the_reference),
-        cmocka_unit_test(a_trace_holds_every_computation_of_the_pipeline_or_what_fits),
+        cmocka_unit_test(a_trace_holds_every_computation_of_every_rank_or_what_fits),
         cmocka_unit_test(a_nan_is_named_by_the_stage_that_makes_it),
         cmocka_unit_test(a_nan_in_a_part_of_the_sequence_is_named_as_well),
         cmocka_unit_test(activations_too_large_for_their_way_are_named),
