@@ -24,7 +24,7 @@ typedef enum loom_rope_scaling {
 } loom_rope_scaling;
 typedef enum loom_recompute { LOOM_RECOMPUTE_NONE, LOOM_RECOMPUTE_SELECTIVE, LOOM_RECOMPUTE_FULL } loom_recompute;
 
-/* How a model is cut over pipeline ranks (see stages.h) and context ranks. The last three have only their defaults yet;
+/* How a model is cut over pipeline ranks (see stages.h) and context ranks. The last two have only their defaults yet;
  * other values are refused by name. */
 typedef struct loom_model_parallel_config {
     int64_t num_layers_in_first_pipeline_stage; /* 0 = as all others */
