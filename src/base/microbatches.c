@@ -55,6 +55,10 @@ static loom_status increments_of(const loom_data_step_config *config, int64_t *i
         return loom_fail(LOOM_ERR_CONFIG,
             "rampup_batch_size starts with %lld, expected less than global_batch_size %lld: nearest is %lld",
             (long long)start, (long long)global, (long long)(global > increment ? global - increment : 1));
+    if (increment > global - start)
+        return loom_fail(LOOM_ERR_CONFIG,
+            "rampup_batch_size goes from %lld in steps of %lld, which pass global_batch_size %lld: nearest is %lld",
+            (long long)start, (long long)increment, (long long)global, (long long)(global - start));
     if ((global - start) % increment != 0)
         return loom_fail(LOOM_ERR_CONFIG,
             "rampup_batch_size goes from %lld in steps of %lld, expected that they reach global_batch_size %lld: the "
