@@ -44,6 +44,10 @@ int loom_cli_exit_status(loom_status status);
 int loom_cli_fail(loom_status status);
 /* Prints "megaloom: " and the message, of a usage that is wrong, on standard error, and sets *failed. */
 void loom_cli_complain(bool *failed, const char *format, ...) LOOM_PRINTF(2, 3);
+/* The integer that an option was given, from `least` to `most`; another text is a usage error. INT64_MIN and INT64_MAX:
+ * no such limit. */
+int64_t loom_cli_integer(
+    const char *option, const char *text, int64_t least, int64_t most, const struct argp_state *state);
 /* Writes a line of the library's log to standard error. */
 void loom_cli_log(void *context, loom_log_level level, const char *line);
 

@@ -96,6 +96,23 @@ int loom_cli_fail(loom_status status) {
     return loom_cli_exit_status(status);
 }
 
+int64_t loom_cli_integer(
+    const char *option, const char *text, int64_t least, int64_t most, const struct argp_state *state) {
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (end != text && !*end && !errno && value >= least && value <= most)
+        return value;
+    if (least == INT64_MIN)
+        argp_error(state, "%s: found %s, expected an integer of 64 bits", option, text);
+    else if (most == INT64_MAX)
+        argp_error(state, "%s: found %s, expected an integer >= %lld", option, text, (long long)least);
+    else
+        argp_error(state, "%s: found %s, expected an integer from %lld to %lld", option, text, (long long)least,
+            (long long)most);
+    return least;
+}
+
 void loom_cli_log(void *context, loom_log_level level, const char *line) {
     (void)context;
     if (level == LOOM_LOG_DEBUG)

@@ -51,14 +51,6 @@ static const struct argp_option options[] = {
     {0},
 };
 
-static int64_t number(const char *option, const char *text, int64_t low, const struct argp_state *state) {
-    char *end;
-    long long value = strtoll(text, &end, 10);
-    if (end == text || *end || value < low)
-        argp_error(state, "--%s is '%s', expected a whole number from %" PRId64, option, text, low);
-    return value;
-}
-
 static void take_rampup(arguments *to, const char *text, const struct argp_state *state) {
     long long values[3];
     char rest;
@@ -85,22 +77,22 @@ static error_t parse(int key, char *value, struct argp_state *state) {
         to->kind = value;
         return 0;
     case OPTION_TOTAL:
-        config->total_samples = number("total", value, 1, state);
+        config->total_samples = loom_cli_integer("--total", value, 1, INT64_MAX, state);
         return 0;
     case OPTION_CONSUMED:
-        config->consumed_samples = number("consumed", value, 0, state);
+        config->consumed_samples = loom_cli_integer("--consumed", value, 0, INT64_MAX, state);
         return 0;
     case OPTION_MICRO:
-        config->micro_batch_size = number("micro-batch-size", value, 1, state);
+        config->micro_batch_size = loom_cli_integer("--micro-batch-size", value, 1, INT64_MAX, state);
         return 0;
     case OPTION_GLOBAL:
-        config->global_batch_size = number("global-batch-size", value, 1, state);
+        config->global_batch_size = loom_cli_integer("--global-batch-size", value, 1, INT64_MAX, state);
         return 0;
     case OPTION_RANKS:
-        config->data_parallel_size = number("data-parallel-size", value, 1, state);
+        config->data_parallel_size = loom_cli_integer("--data-parallel-size", value, 1, INT64_MAX, state);
         return 0;
     case OPTION_SEED:
-        config->seed = number("seed", value, 0, state);
+        config->seed = loom_cli_integer("--seed", value, 0, INT64_MAX, state);
         return 0;
     case OPTION_KEEP_LAST:
         config->drop_last = false;
@@ -115,7 +107,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
         to->decrease = true;
         return 0;
     case OPTION_STEPS:
-        to->steps = number("steps", value, 1, state);
+        to->steps = loom_cli_integer("--steps", value, 1, INT64_MAX, state);
         return 0;
     case OPTION_JSON:
         to->json = true;

@@ -1,6 +1,5 @@
 /* megaloom data preprocess, and megaloom data merge: the verbs that write datasets. */
 #include "data.h"
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -34,7 +33,6 @@ static const struct argp_option preprocess_options[] = {
 
 static error_t parse_preprocess(int key, char *value, struct argp_state *state) {
     arguments *given = state->input;
-    char *end;
     switch (key) {
     case 'i':
     case ARGP_KEY_ARG: /* further paths after --input */
@@ -56,10 +54,7 @@ static error_t parse_preprocess(int key, char *value, struct argp_state *state) 
         given->strict = true;
         return 0;
     case 'w':
-        errno = 0;
-        given->workers = strtoll(value, &end, 10);
-        if (end == value || *end || given->workers < 1 || errno == ERANGE)
-            argp_error(state, "--workers is '%s', expected a number from 1 to 1024", value);
+        given->workers = loom_cli_integer("--workers", value, 1, 1024, state);
         return 0;
     case ARGP_KEY_END:
         if (given->input_count == 0)

@@ -60,20 +60,12 @@ static const struct argp_option options[] = {
     {0},
 };
 
-static int64_t number(const char *option, const char *text, int64_t low, const struct argp_state *state) {
-    char *end;
-    long long value = strtoll(text, &end, 10);
-    if (end == text || *end || value < low)
-        argp_error(state, "--%s is '%s', expected a whole number from %" PRId64, option, text, low);
-    return value;
-}
-
 static void take_samples(arguments *to, char *text, const struct argp_state *state) {
     char *dash = strchr(text, '-');
     if (dash)
         *dash = '\0';
-    to->first = number("sample", text, 0, state);
-    to->last = dash ? number("sample", dash + 1, to->first, state) : to->first;
+    to->first = loom_cli_integer("--sample", text, 0, INT64_MAX, state);
+    to->last = dash ? loom_cli_integer("--sample", dash + 1, to->first, INT64_MAX, state) : to->first;
 }
 
 static loom_split part_of(const char *text, const struct argp_state *state) {
@@ -90,10 +82,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     char *end;
     switch (key) {
     case OPTION_SEQ_LENGTH:
-        gpt->sequence_length = number("seq-length", value, 1, state);
+        gpt->sequence_length = loom_cli_integer("--seq-length", value, 1, INT64_MAX, state);
         return 0;
     case OPTION_SEED:
-        gpt->seed = number("seed", value, 0, state);
+        gpt->seed = loom_cli_integer("--seed", value, 0, INT64_MAX, state);
         return 0;
     case OPTION_SPLIT:
         gpt->split = value;
@@ -102,16 +94,16 @@ static error_t parse(int key, char *value, struct argp_state *state) {
         gpt->which = part_of(value, state);
         return 0;
     case OPTION_NUM_SAMPLES:
-        gpt->samples = number("num-samples", value, 0, state);
+        gpt->samples = loom_cli_integer("--num-samples", value, 0, INT64_MAX, state);
         return 0;
     case OPTION_SAMPLE:
         take_samples(to, value, state);
         return 0;
     case OPTION_EOD:
-        gpt->eod = number("eod", value, 0, state);
+        gpt->eod = loom_cli_integer("--eod", value, 0, INT64_MAX, state);
         return 0;
     case OPTION_PAD:
-        gpt->pad = number("pad", value, 0, state);
+        gpt->pad = loom_cli_integer("--pad", value, 0, INT64_MAX, state);
         return 0;
     case OPTION_RESET_POSITIONS:
         gpt->reset_position_ids = true;
@@ -134,7 +126,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
             argp_error(state, "--surplus is '%s', expected a number from 0", value);
         return 0;
     case OPTION_MAX_EPOCHS:
-        gpt->max_epochs = number("max-epochs", value, 1, state);
+        gpt->max_epochs = loom_cli_integer("--max-epochs", value, 1, INT64_MAX, state);
         return 0;
     case OPTION_CACHE:
         gpt->index_mapping_dir = value;

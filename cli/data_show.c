@@ -20,12 +20,9 @@ static const struct argp_option options[] = {
 
 static error_t parse(int key, char *value, struct argp_state *state) {
     arguments *given = state->input;
-    char *end;
     switch (key) {
     case 'd':
-        given->document = strtoll(value, &end, 10);
-        if (end == value || *end || given->document < 0)
-            argp_error(state, "--document is '%s', expected a number from 0", value);
+        given->document = loom_cli_integer("--document", value, 0, INT64_MAX, state);
         return 0;
     case 't':
         given->tokenizer = value;

@@ -19,15 +19,6 @@ typedef struct arguments {
 
 enum { KEY_TOP_K = 256, KEY_TOP_P, KEY_STOP };
 
-static long long integer_of(const char *option, const char *text, const struct argp_state *state) {
-    char *end;
-    errno = 0;
-    long long value = strtoll(text, &end, 10);
-    if (errno || end == text || *end)
-        argp_error(state, "%s: found %s, expected an integer", option, text);
-    return value;
-}
-
 static double real_of(const char *option, const char *text, const struct argp_state *state) {
     char *end;
     double value = strtod(text, &end);
@@ -49,22 +40,22 @@ static error_t take(int key, char *text, struct argp_state *state) {
         to->tokens = text;
         return 0;
     case 'n':
-        to->options.max_tokens = integer_of("--max-tokens", text, state);
+        to->options.max_tokens = loom_cli_integer("--max-tokens", text, INT64_MIN, INT64_MAX, state);
         return 0;
     case 'T':
         to->options.temperature = real_of("--temperature", text, state);
         return 0;
     case 's':
-        to->options.seed = (uint64_t)integer_of("--seed", text, state);
+        to->options.seed = (uint64_t)loom_cli_integer("--seed", text, INT64_MIN, INT64_MAX, state);
         return 0;
     case KEY_TOP_K:
-        to->options.top_k = integer_of("--top-k", text, state);
+        to->options.top_k = loom_cli_integer("--top-k", text, INT64_MIN, INT64_MAX, state);
         return 0;
     case KEY_TOP_P:
         to->options.top_p = real_of("--top-p", text, state);
         return 0;
     case KEY_STOP:
-        to->options.stop_token = integer_of("--stop", text, state);
+        to->options.stop_token = loom_cli_integer("--stop", text, INT64_MIN, INT64_MAX, state);
         to->stop_given = true;
         return 0;
     case ARGP_KEY_ARG:

@@ -3,7 +3,6 @@
  * elsewhere one star. */
 #include "commands.h"
 #include <argp.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <langinfo.h>
@@ -197,13 +196,9 @@ typedef struct arguments {
 
 static error_t take(int key, char *text, struct argp_state *state) {
     arguments *to = state->input;
-    char *end;
     switch (key) {
     case 'n':
-        errno = 0;
-        to->steps = strtoll(text, &end, 10);
-        if (*end || end == text || errno || to->steps < 1)
-            argp_error(state, "--steps: found %s, expected an integer >= 1", text);
+        to->steps = loom_cli_integer("--steps", text, 1, INT64_MAX, state);
         return 0;
     case 'j':
         to->json = true;

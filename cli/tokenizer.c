@@ -52,7 +52,6 @@ static const struct argp_option train_options[] = {
 
 static error_t parse_train(int key, char *value, struct argp_state *state) {
     arguments *given = state->input;
-    char *end;
     switch (key) {
     case 'i':
     case ARGP_KEY_ARG:
@@ -62,9 +61,7 @@ static error_t parse_train(int key, char *value, struct argp_state *state) {
         given->suffix = value;
         return 0;
     case 'v':
-        given->vocab_size = strtoll(value, &end, 10);
-        if (end == value || *end || given->vocab_size < 257)
-            argp_error(state, "--vocab-size is '%s', expected a number from 257", value);
+        given->vocab_size = loom_cli_integer("--vocab-size", value, 257, INT64_MAX, state);
         return 0;
     case 'o':
         given->output = value;
