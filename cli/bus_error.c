@@ -1,5 +1,6 @@
 /* A file that is shortened while it is mapped. The kernel's own list of mappings tells which one holds the address that
- * could not be read, so nothing is kept for this. All that is called here may be called in a signal handler. */
+ * could not be read, so nothing is kept for this. In the handler nothing takes a lock or memory; the environment is
+ * only read, and nobody changes it. */
 #include "commands.h"
 #include <fcntl.h>
 #include <limits.h>
@@ -10,11 +11,12 @@
 #include <unistd.h>
 
 /* "begin-end rwxp offset device inode      path", the numbers in hexadecimal. */
-static const char *path_where(const char *line, uintptr_t address) {
+static const char *path_where(const char *line, uintptr_t address, uint64_t *offset) {
     char *at = NULL;
     uintptr_t begin = strtoull(line, &at, 16);
-    if (*at != '-' || address < begin || address >= strtoull(at + 1, NULL, 16))
+    if (*at != '-' || address < begin || address >= strtoull(at + 1, &at, 16) || !(at = strchr(at + 1, ' ')))
         return NULL;
+    *offset = strtoull(at, NULL, 16) + (address - begin);
     return strchr(line, '/');
 }
 
@@ -23,8 +25,18 @@ static void say(const char *text) {
     (void)written;
 }
 
+static void say_number(uint64_t number) {
+    char digits[24], *at = digits + sizeof digits;
+    *--at = '\0';
+    do
+        *--at = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    say(at);
+}
+
 static void say_path(uintptr_t address) {
     char line[PATH_MAX + 128], part[1024];
+    uint64_t offset = 0;
     size_t length = 0;
     ssize_t got = 0;
     const char *path = NULL;
@@ -38,9 +50,13 @@ static void say_path(uintptr_t address) {
             }
             line[length] = '\0';
             length = 0;
-            path = path_where(line, address);
+            path = path_where(line, address, &offset);
         }
     say(path ? path : "a dataset or weight file");
+    if (path) {
+        say(" at byte ");
+        say_number(offset);
+    }
 }
 
 static void on_bus_error(int signal_number, siginfo_t *info, void *context) {

@@ -62,7 +62,7 @@ loom_status loom_cli_open_tokenizer(loom_run_config *config, loom_tokenizer **to
 int loom_cli_run(const loom_run_config *config, loom_rank_function function, void *argument);
 
 /* From now on a file that is shortened while the library has it mapped ends the process by SIGBUS with a message that
- * names the file and, under a launcher, the rank. */
+ * names the file, the byte and, under a launcher, the rank. */
 void loom_cli_name_shortened_files(void);
 
 /* Makes the directory and those above it, where they are not there yet. */
