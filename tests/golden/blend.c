@@ -2,49 +2,9 @@
  * corpora, against Megatron-Core. Every case of both files is run. */
 #include "data/blend.h"
 #include "data/gpt.h"
-#include "support/golden.h"
+#include "golden/data_cases.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-static int ran;
-
-#define expect(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            fail_msg("%s: %s (%s)", id, #condition, loom_error_message());                                             \
-    } while (0)
-
-static json_int_t at(const json_t *array, int64_t index) {
-    return json_integer_value(json_array_get(array, (size_t)index));
-}
-
-static int64_t size_of(const json_t *array) {
-    return (int64_t)json_array_size(array);
-}
-
-static void each_case(const char *name, void (*run)(const json_t *entry, const char *id)) {
-    char pattern[256];
-    snprintf(pattern, sizeof pattern, "data/%s", name);
-    glob_t files = golden_glob(pattern);
-    for (size_t f = 0; f < files.gl_pathc; f++) {
-        json_t *root = golden_json(files.gl_pathv[f]);
-        size_t i;
-        json_t *entry;
-        json_array_foreach(json_object_get(root, "cases"), i, entry) run(entry, golden_string(entry, "id", "?"));
-        json_decref(root);
-    }
-    globfree(&files);
-    print_message("%s: %d cases ran, 0 left out (not supported yet)\n", name, ran);
-    if (ran == 0 && getenv("MEGALOOM_GOLDEN")) /* another tree need not have every file; our own must */
-        skip();
-    assert_true(ran > 0);
-    ran = 0;
-}
 
 /* A weight as it stands in the file: a number, or the text of one with all its digits. */
 static double weight_at(const json_t *array, int64_t i) {

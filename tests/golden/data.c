@@ -3,63 +3,12 @@
  */
 #include "data/gpt.h"
 #include "data/mt19937.h"
-#include "support/golden.h"
+#include "golden/data_cases.h"
 
 #include <megaloom/config.h>
 #include <megaloom/data.h>
 #include <megaloom/safetensors.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <unistd.h>
-
-#include <cmocka.h>
-
-static int ran, left_out;
-
-static void report(const char *what) {
-    print_message("%s: %d cases ran, %d left out (not supported yet)\n", what, ran, left_out);
-    if (ran == 0 && getenv("MEGALOOM_GOLDEN")) /* another tree need not have every file; our own must */
-        skip();
-    assert_true(ran > 0);
-    ran = left_out = 0;
-}
-
-#define assert_ok(call)                                                                                                \
-    do {                                                                                                               \
-        if ((call) != LOOM_OK)                                                                                         \
-            fail_msg("%s: %s", id, loom_error_message());                                                              \
-    } while (0)
-
-#define expect(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            fail_msg("%s: %s", id, #condition);                                                                        \
-    } while (0)
-
-static json_int_t at(const json_t *array, int64_t index) {
-    return json_integer_value(json_array_get(array, (size_t)index));
-}
-
-static int64_t size_of(const json_t *array) {
-    return (int64_t)json_array_size(array);
-}
-
-/* Calls `run` for each case of data/<name>. */
-static void each_case(const char *name, void (*run)(const json_t *entry, const char *id)) {
-    char pattern[256];
-    snprintf(pattern, sizeof pattern, "data/%s", name);
-    glob_t files = golden_glob(pattern);
-    for (size_t f = 0; f < files.gl_pathc; f++) {
-        json_t *root = golden_json(files.gl_pathv[f]);
-        size_t i;
-        json_t *entry;
-        json_array_foreach(json_object_get(root, "cases"), i, entry) run(entry, golden_string(entry, "id", "?"));
-        json_decref(root);
-    }
-    globfree(&files);
-    report(name);
-}
 
 static void prefix_of(char *out, size_t size, const char *folder, const char *file) {
     snprintf(out, size, "%s/data/%s/%s", golden_root(), folder, file);
