@@ -85,6 +85,20 @@ loom_status loom__balance_loss(
     return LOOM_OK;
 }
 
+static double log_sum_exp(int64_t count, const float *x) {
+    double maximum = (double)x[0], sum = 1;
+    for (int64_t i = 1; i < count; i++) {
+        double value = (double)x[i];
+        if (value > maximum) {
+            sum = sum * exp(maximum - value) + 1;
+            maximum = value;
+        } else {
+            sum += exp(value - maximum);
+        }
+    }
+    return maximum + log(sum);
+}
+
 void loom__router_z_loss(int64_t tokens, int64_t experts, const float *logits, const uint8_t *padding,
     double coefficient, double scale, double *loss, float *d_logits) {
     int64_t valid = 0;
@@ -95,12 +109,7 @@ void loom__router_z_loss(int64_t tokens, int64_t experts, const float *logits, c
         if (padding && padding[t])
             continue;
         const float *x = logits + t * experts;
-        double maximum = -INFINITY, sum = 0;
-        for (int64_t e = 0; e < experts; e++)
-            maximum = (double)x[e] > maximum ? (double)x[e] : maximum;
-        for (int64_t e = 0; e < experts; e++)
-            sum += exp((double)x[e] - maximum);
-        double log_sum = maximum + log(sum);
+        double log_sum = log_sum_exp(experts, x);
         whole += log_sum * log_sum;
         for (int64_t e = 0; d_logits && e < experts; e++)
             d_logits[t * experts + e] += (float)(scale * share * 2 * log_sum * exp((double)x[e] - log_sum));

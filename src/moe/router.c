@@ -92,7 +92,11 @@ static loom_status scratch_create(int64_t experts, scratch *s) {
     float *memory = malloc(n * (3 * sizeof(float) + 2));
     if (!memory)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for routing to %" PRId64 " experts", experts);
-    *s = (scratch){memory, memory + n, memory + 2 * n, (uint8_t *)(memory + 3 * n), (uint8_t *)(memory + 3 * n) + n};
+    s->key = memory;
+    s->score = memory + n;
+    s->group = memory + 2 * n;
+    s->allowed = (uint8_t *)(memory + 3 * n);
+    s->mark = s->allowed + n;
     return LOOM_OK;
 }
 
