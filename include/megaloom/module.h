@@ -25,11 +25,14 @@ typedef struct loom_module_environment {
     int64_t chunk_count;
     const loom_stage *chunks;  /* [chunk_count], borrowed for the call; NULL with one stage */
     loom_comm *pipeline_group; /* the stages, in order; of one member with one stage */
+    loom_comm *context_group;  /* the ranks that share a sequence (context parallelism), each with its rows of a batch;
+                                  NULL, or of one member: none */
 } loom_module_environment;
 
 /* One forward of one microbatch through one chunk. */
 typedef struct loom_forward {
-    const loom_batch *batch; /* borrowed until the tape has been walked or destroyed; the same on every stage */
+    const loom_batch *batch; /* this rank's rows of it under context parallelism; borrowed until the tape has been
+                                walked or destroyed; the same on every stage */
     int64_t chunk;           /* of loom_module_environment.chunks; 0 without interleaving */
     loom_tensor *input;      /* activations of the chunk before, a leaf of the tape; NULL where the model begins */
     bool training;           /* dropout is on */

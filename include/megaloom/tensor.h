@@ -199,10 +199,20 @@ LOOM_API loom_status loom_scale(loom_tape *tape, loom_tensor *x, float factor, l
 /* act(x + bias): x [s, b, f or 2f]; bias may be NULL; its gradient is taken in the weight half. */
 LOOM_API loom_status loom_activate(
     loom_tape *tape, loom_activation act, loom_tensor *x, loom_parameter *bias, loom_tensor **output);
+/* Where local rows lie in the sequence: row t is at position first + t before row `turn`, and at second + t - turn from
+ * there on (context parallelism gives a rank two chunks). */
+typedef struct loom_positions {
+    int64_t first, turn, second;
+} loom_positions;
+/* Rows one after the other from `first` on. */
+static inline loom_positions loom_positions_from(int64_t first) {
+    return (loom_positions){first, INT64_MAX, 0};
+}
+
 /* residual + dropout(x + bias), all [s, b, h]; bias and residual may be NULL; dropout->probability may be 0. sample:
- * [b], copied. position_offset: global position of local row 0. */
+ * [b], copied. */
 LOOM_API loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_parameter *bias, loom_tensor *residual,
-    const loom_dropout *dropout, const int64_t *sample, int64_t position_offset, loom_tensor **output);
+    const loom_dropout *dropout, const int64_t *sample, loom_positions positions, loom_tensor **output);
 /* x in another dtype: F32 to BF16 or F16, rounded to nearest even, or back, exactly. In x's own dtype the output is x
  * itself, retained. The gradient comes back in the dtype of x. */
 LOOM_API loom_status loom_cast(loom_tape *tape, loom_tensor *x, loom_dtype dtype, loom_tensor **output);

@@ -286,6 +286,8 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
     int64_t tp = strategy->tensor_model_parallel_size;
     if (faults->count == before)
         loom__check_add_part(faults, loom__model_config_complete(&model, tp, strategy->sequence_parallel && tp > 1));
+    if (faults->count == before)
+        loom__check_add_part(faults, loom__model_config_check_context(&model, tp, strategy->context_parallel_size));
 }
 
 loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *strategy, int64_t world_size) {

@@ -107,9 +107,12 @@ static const loom__choice wsd_styles[] = {
     {.name = "exponential"}, {.name = "linear"}, {.name = "cosine"}, {.name = "minus_sqrt"}};
 static const loom__choice ramps[] = {{.name = "constant"}, {.name = "linear"}, {.name = "cosine"}};
 
-static const char context[] = "context parallelism", experts[] = "mixture of experts",
-                  fsdp[] = "fully sharded data parallelism", encoder[] = "encoder-decoder models",
-                  saving[] = "saving while training goes on", backends[] = "backend choice";
+static const loom__choice context_types[] = {
+    {.name = "p2p"}, {.name = "all_gather"}, {.name = "a2a"}, {.name = "a2a+p2p"}};
+
+static const char experts[] = "mixture of experts", fsdp[] = "fully sharded data parallelism",
+                  encoder[] = "encoder-decoder models", saving[] = "saving while training goes on",
+                  backends[] = "backend choice";
 
 const loom__field loom__fields[] = {
     INT("seed", seed, "1234", .high = 4294967295, DOC("of initial weights, dropout and data order")),
@@ -230,9 +233,8 @@ const loom__field loom__fields[] = {
         DOC("uneven where layers do not divide: 30 on 4 stages give 8,8,7,7")),
     EXPAND(BOOL, SPLIT(variable_seq_lengths), "false",
         DOC("microbatches may be shorter than seq_length; stages tell each other the shapes")),
-    EXPAND(STRING, SPLIT(cp_comm_type), "p2p", NONE_YET(context), DOC("p2p (ring), all_gather, a2a, a2a+p2p")),
-    EXPAND(INTS, SPLIT(hierarchical_context_parallel_sizes), LOOM_LAYOUT_HCP_LEVELS, NONE_YET(context),
-        DOC("innermost level first")),
+    EXPAND(CHOICE, SPLIT(cp_comm_type), "p2p", context_types, DOC("p2p (ring), all_gather, a2a, a2a+p2p")),
+    EXPAND(INTS, SPLIT(hierarchical_context_parallel_sizes), LOOM_LAYOUT_HCP_LEVELS, DOC("innermost level first")),
     EXPAND(INT, MOE(num_moe_experts), "null", NULLABLE, FROM(1), NONE_YET(experts), DOC("experts a layer")),
     EXPAND(INT, MOE(moe_ffn_hidden_size), "null", NULLABLE, FROM(1), NONE_YET(experts), DOC("of an expert")),
     EXPAND(INT, MOE(moe_layer_freq), "1", FROM(1), NONE_YET(experts), DOC("every how many layers has experts")),
@@ -274,7 +276,7 @@ const loom__field loom__fields[] = {
         DOC("backend of the stages' sends")),
     EXPAND(INT, STRATEGY(microbatch_group_size_per_vp_stage), "null", NULLABLE, FROM(1),
         DOC("microbatches that pass one chunk before the next; null: the pipeline size")),
-    EXPAND(INT, STRATEGY(context_parallel_size), "1", FROM(1), NONE_YET(context), DOC("ranks that share a sequence")),
+    EXPAND(INT, STRATEGY(context_parallel_size), "1", FROM(1), DOC("ranks that share a sequence")),
     EXPAND(BOOL, STRATEGY(sequence_parallel), "false",
         DOC("norms and dropout on s/tp rows a rank; needs a tensor size above 1")),
     EXPAND(INT, STRATEGY(expert_model_parallel_size), "1", FROM(1), NONE_YET(experts), DOC("ranks that share experts")),

@@ -99,6 +99,7 @@ static loom_status make_parameters(loom__gpt *gpt, const loom_stage *chunks, int
         chunks = &whole;
         chunk_count = 1;
     }
+    LOOM_TRY(loom__model_config_check_context(&gpt->config, tp, loom__gpt_context_size(gpt)));
     LOOM_TRY(loom__model_spec_create(&gpt->config, &gpt->spec));
     LOOM_TRY(loom__part_create(gpt->spec, environment->stages, chunks, chunk_count, &gpt->part));
     LOOM_TRY(loom__parameter_set_create(gpt->spec, gpt->part, tp, tp_rank, environment->sequence_parallel, &gpt->set));
@@ -120,6 +121,7 @@ static loom_status gpt_materialize(void *context, const loom_module_environment 
     /* Making a group is collective: a rank that failed must not be waited for there. */
     LOOM_TRY(
         loom_agree(environment->tensor_group, make_parameters(gpt, environment->chunks, environment->chunk_count)));
+    LOOM_TRY(loom__gpt_make_context_levels(gpt));
     return make_replica_group(gpt);
 }
 
@@ -141,6 +143,8 @@ static void gpt_destroy(void *context) {
     if (!gpt)
         return;
     loom_group_destroy(gpt->replicas);
+    loom_group_destroy(gpt->context_levels[0]);
+    loom_group_destroy(gpt->context_levels[1]);
     free(gpt->chunks);
     free(gpt->layers);
     free(gpt->cosine);

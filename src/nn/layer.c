@@ -42,16 +42,25 @@ loom_status loom__layer_bind(
 
 void loom__microbatch_release(void *microbatch) {
     loom__microbatch *m = microbatch;
-    if (m && --m->references == 0)
-        free(m);
+    if (!m || --m->references > 0)
+        return;
+    free(m->context_memory);
+    free(m);
 }
 
 static int tp_size(const loom__microbatch *m) {
     return loom_comm_size(m->tp);
 }
 
-int64_t loom__sequence_offset(const loom__microbatch *m) {
-    return m->first + (m->sequence_parallel ? m->s / tp_size(m) * loom_comm_rank(m->tp) : 0);
+int64_t loom__first_row(const loom__microbatch *m) {
+    return m->sequence_parallel ? m->s / tp_size(m) * loom_comm_rank(m->tp) : 0;
+}
+
+loom_positions loom__row_positions(const loom__microbatch *m) {
+    const int64_t row = loom__first_row(m), turn = m->rows.turn;
+    if (row < turn)
+        return (loom_positions){m->rows.first + row, turn == INT64_MAX ? turn : turn - row, m->rows.second};
+    return loom_positions_from(m->rows.second + row - turn);
 }
 
 static int64_t local_heads(const loom_model_config *config, const loom__microbatch *m) {
@@ -97,6 +106,30 @@ static layer_call *layer_call_create(const loom__layer *layer, loom__microbatch 
     return call;
 }
 
+static loom_status attend(loom_tape *tape, const loom__microbatch *m, loom_tensor *qkv,
+    const loom_attention_options *options, loom_tensor **output) {
+    return m->ring ? loom__ring_attention(tape, qkv, options, m->ring, output)
+                   : loom_attention(tape, qkv, options, output);
+}
+
+/* More rows of fewer heads: then attention, then back. */
+static loom_status attention_by_heads(loom_tape *tape, const loom__microbatch *m, loom_tensor *qkv,
+    const loom_attention_options *all, loom_tensor **output) {
+    int64_t size = loom_comm_size(m->heads_group);
+    loom_attention_options options = *all;
+    options.n /= size;
+    options.g /= size;
+    options.head_offset += options.n * loom_comm_rank(m->heads_group);
+    loom_tensor *part = NULL, *context = NULL;
+    LOOM_TRY(loom__heads_for_rows(tape, qkv, m->heads_group, &part));
+    loom_status status = attend(tape, m, part, &options, &context);
+    loom_tensor_release(part);
+    if (!status)
+        status = loom__rows_for_heads(tape, context, m->heads_group, output);
+    loom_tensor_release(context);
+    return status;
+}
+
 /* qkv [s, b, …] after its projection, norms and rotation -> [s, b, n/tp*d]. */
 static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *qkv, loom_tensor **output) {
     const layer_call *call = argument;
@@ -117,7 +150,9 @@ static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *
     };
     if (m->cache)
         return loom__cached_attention(tape, m->cache, call->layer->number, qkv, &options, output);
-    return loom_attention(tape, qkv, &options, output);
+    if (m->heads_group)
+        return attention_by_heads(tape, m, qkv, &options, output);
+    return attend(tape, m, qkv, &options, output);
 }
 
 static loom_status norm_heads(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor **qkv) {
@@ -139,8 +174,8 @@ static loom_status rotate(const loom__layer *layer, loom_tape *tape, const loom_
         return LOOM_OK;
     int64_t g = local_groups(config, m);
     loom_tensor *rotated;
-    LOOM_TRY(loom_rope(
-        tape, *qkv, &m->rope, g, local_heads(config, m) / g, config->kv_channels, m->positions, m->first, &rotated));
+    LOOM_TRY(loom_rope(tape, *qkv, &m->rope, g, local_heads(config, m) / g, config->kv_channels, m->positions,
+        m->rows.first, &rotated));
     loom_tensor_release(*qkv);
     *qkv = rotated;
     return LOOM_OK;
@@ -172,7 +207,7 @@ static loom_status self_attention(
     if (!status) {
         loom_dropout dropout = site_dropout(m, config->hidden_dropout, layer->number, LOOM_DROPOUT_PROJECTION);
         status = loom_bias_dropout_add(
-            tape, projected, layer->proj_bias, x, &dropout, m->sample, loom__sequence_offset(m), output);
+            tape, projected, layer->proj_bias, x, &dropout, m->sample, loom__row_positions(m), output);
     }
     loom_tensor_release(projected);
     return status;
@@ -195,7 +230,7 @@ static loom_status mlp(
     if (!status) {
         loom_dropout dropout = site_dropout(m, config->hidden_dropout, layer->number, LOOM_DROPOUT_MLP);
         status = loom_bias_dropout_add(
-            tape, narrow, layer->fc2_bias, x, &dropout, m->sample, loom__sequence_offset(m), output);
+            tape, narrow, layer->fc2_bias, x, &dropout, m->sample, loom__row_positions(m), output);
     }
     loom_tensor_release(narrow);
     return status;

@@ -4,6 +4,7 @@
 
 #include "nn/cache.h"
 #include "nn/parameters.h"
+#include "parallel/context.h"
 
 /* What a forward needs to know beside its activations. Shared by all layers of one microbatch; counted, because a
  * recomputation needs it again in the backward. */
@@ -14,11 +15,17 @@ typedef struct loom__microbatch {
     bool training;
     uint64_t seed;
     int64_t b, s;
-    int64_t first;                 /* global position of the first row; 0 but in generation */
+    loom_positions rows;           /* where the s rows of this rank lie in the sequence */
     const int64_t *sample;         /* [b] */
-    const int32_t *document_start; /* [b, s] or NULL */
+    const int32_t *document_start; /* [b, rows that attention works on] or NULL */
     const int32_t *positions;      /* [b, s] or NULL where row t is at position t */
     loom_rope_table rope;
+    /* Of context parallelism: heads_group exchanges heads for rows (a2a), then ring passes keys and values. NULL: not
+     * done.
+     */
+    loom_comm *heads_group;
+    const loom__ring *ring;
+    void *context_memory;  /* of ring, and of document_start where more rows are attended to than are here; owned */
     loom__kv_cache *cache; /* of generation, borrowed: attention reads positions before `first` from it; or NULL */
 } loom__microbatch;
 
@@ -41,9 +48,11 @@ loom_status loom__layer_forward(
 loom_status loom__norm(loom_tape *tape, const loom_model_config *config, loom_tensor *x, loom_parameter *weight,
     loom_parameter *bias, loom_tensor **output);
 
-/* Global position of the first row of a tensor that is sharded over the sequence; `first` without sequence parallelism.
- */
-int64_t loom__sequence_offset(const loom__microbatch *microbatch);
+/* Number of the first of this rank's s rows that a tensor has which is sharded over the tensor ranks; 0 without
+ * sequence parallelism. */
+int64_t loom__first_row(const loom__microbatch *microbatch);
+/* Where the rows of such a tensor lie in the sequence. */
+loom_positions loom__row_positions(const loom__microbatch *microbatch);
 
 void loom__microbatch_release(void *microbatch);
 

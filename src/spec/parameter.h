@@ -58,6 +58,11 @@ typedef struct loom__model_spec {
  * legal values (heads, groups and tp; hidden and tp; …). sequence_parallel: seq_length must be divisible by tp. */
 loom_status loom__model_config_complete(loom_model_config *config, int64_t tp, bool sequence_parallel);
 
+/* Whether cp ranks can share a sequence of the configuration, which is complete, in the way that cp_comm_type says. */
+loom_status loom__model_config_check_context(const loom_model_config *config, int64_t tp, int64_t cp);
+/* cp_comm_type is `type`; "p2p" where it is not set. */
+bool loom__context_type_is(const loom_model_config *config, const char *type);
+
 /* Which linear layers have a bias. */
 typedef struct loom__biases {
     bool qkv, proj, mlp; /* mlp: fc1 and fc2 */

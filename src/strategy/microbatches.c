@@ -51,7 +51,8 @@ static loom_status fetch(const step_work *work, const loom_batch **batch) {
 }
 
 static loom_status read_through(step_work *work, int64_t last) {
-    loom_rank *rank = work->parallel->fabric->rank;
+    const loom_parallel *parallel = work->parallel;
+    loom_rank *rank = parallel->fabric->rank;
     loom_profile_phase before = loom__profile_phase(rank, LOOM_PROFILE_DATA);
     loom_status status = LOOM_OK;
     loom_rank_note(rank, "reading a batch");
@@ -59,7 +60,8 @@ static loom_status read_through(step_work *work, int64_t last) {
         const loom_batch *batch = NULL;
         status = fetch(work, &batch);
         if (!status)
-            status = loom__batch_copy(batch, &work->microbatches[work->read].batch);
+            status =
+                loom__batch_cut(batch, parallel->fabric->groups[LOOM_GROUP_CP], &work->microbatches[work->read].batch);
         work->read += !status;
     }
     loom_rank_note(rank, NULL);
@@ -365,9 +367,9 @@ static loom_status execute(step_work *work) {
         .training = training,
         .split_backward = schedule->config.kind == LOOM_SCHEDULE_ZERO_BUBBLE,
     };
+    int64_t length = step->seq_length / loom_comm_size(parallel->fabric->groups[LOOM_GROUP_CP]);
     if (parallel->stages > 1)
-        LOOM_TRY(
-            module->activation_shape(module->context, step->micro_batch_size, step->seq_length, &run.dims, run.shape));
+        LOOM_TRY(module->activation_shape(module->context, step->micro_batch_size, length, &run.dims, run.shape));
     loom__pipeline_work functions = {
         .context = work,
         .forward = forward,

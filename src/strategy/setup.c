@@ -256,6 +256,7 @@ static loom_status setup(loom_parallel *parallel) {
         .chunk_count = parallel->chunk_count,
         .chunks = chunks,
         .pipeline_group = fabric->groups[LOOM_GROUP_PP],
+        .context_group = fabric->groups[LOOM_GROUP_CP],
     };
     loom_status status = module->materialize(module->context, &environment);
     free(chunks);

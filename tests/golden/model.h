@@ -179,6 +179,8 @@ typedef struct golden_layout {
     bool overlap;          /* gradients are reduced in small buckets while the backward goes on */
     bool sharded;          /* the distributed optimizer, which gathers parameters during the next forward */
     const char *precision; /* NULL = 32 */
+    int cp;                /* context ranks; 0 = 1 */
+    const char *cp_type;   /* cp_comm_type, or NULL; "a2a+p2p" has 2 ranks in the inner level */
 } golden_layout;
 
 /* Some of the tensors of the golden models are larger, most are smaller. */
@@ -191,6 +193,9 @@ static inline void golden_layout_name(const golden_layout *layout, char *text) {
         recompute[layout->recompute], layout->overlap ? " overlapped" : "", layout->sharded ? " sharded" : "");
     if (layout->precision)
         used += snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " %s", layout->precision);
+    if (layout->cp > 1)
+        used += snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " cp%d %s", layout->cp,
+            layout->cp_type ? layout->cp_type : "p2p");
     if (layout->pp > 1)
         snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " pp%d%s%.0d%s%s", layout->pp, layout->vpp ? " v" : "",
             layout->vpp, layout->stages ? " " : "", layout->stages ? layout->stages : "");
@@ -207,6 +212,13 @@ static inline bool golden_layout_divides(
     const golden_layout *layout, const loom_model_config *config, int64_t s, int64_t batch) {
     int64_t f = config->ffn_hidden_size ? config->ffn_hidden_size : 4 * config->hidden_size;
     if (config->num_attention_heads % layout->tp || f % layout->tp || (layout->sp && s % layout->tp))
+        return false;
+    int64_t cp = layout->cp ? layout->cp : 1,
+            groups = config->num_query_groups ? config->num_query_groups : config->num_attention_heads;
+    if (cp > 1 && (s % (2 * cp) || (layout->sp && s / cp % layout->tp)))
+        return false;
+    if (layout->cp_type && strncmp(layout->cp_type, "a2a", 3) == 0 &&
+        groups % (layout->tp * (strcmp(layout->cp_type, "a2a") == 0 ? cp : 2)))
         return false;
     if (!golden_groups_divide(config, layout->tp) && layout->tp % config->num_query_groups)
         return false;
@@ -233,6 +245,7 @@ static inline loom_status golden_model_create(loom_rank *rank, const golden_layo
     loom_megatron_strategy_config strategy = loom_megatron_strategy_config_default();
     strategy.tensor_model_parallel_size = layout->tp;
     strategy.sequence_parallel = layout->sp;
+    strategy.context_parallel_size = layout->cp ? layout->cp : 1;
     strategy.pipeline_model_parallel_size = layout->pp ? layout->pp : 1;
     strategy.virtual_pipeline_model_parallel_size = layout->vpp;
     strategy.ddp_config.overlap_grad_reduce = layout->overlap;
@@ -240,6 +253,11 @@ static inline loom_status golden_model_create(loom_rank *rank, const golden_layo
     strategy.ddp_config.use_distributed_optimizer = strategy.ddp_config.overlap_param_gather = layout->sharded;
     loom_model_config adjusted = *config;
     adjusted.recompute = layout->recompute;
+    adjusted.parallel.cp_comm_type = layout->cp_type ? layout->cp_type : "p2p";
+    if (layout->cp_type && strcmp(layout->cp_type, "a2a+p2p") == 0) {
+        adjusted.parallel.hierarchical_context_parallel_sizes[0] = 2;
+        adjusted.parallel.hierarchical_context_parallel_sizes[1] = layout->cp / 2;
+    }
     adjusted.parallel.pipeline_model_parallel_layout = layout->stages;
     adjusted.replicate_query_groups = layout->replicate;
     loom_precision_config precision = loom_precision_config_default();

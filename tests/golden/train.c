@@ -272,6 +272,21 @@ static loom_status run_pipelines(
     return LOOM_OK;
 }
 
+/* A part of the data ranks share their sequences instead, in every way there is. */
+static loom_status run_contexts(train_suite *suite, loom_rank *rank, const train_case *c, const golden_layout *layout) {
+    static const char *const types[] = {NULL, "all_gather", "a2a", "a2a+p2p"};
+    golden_layout cut = *layout;
+    for (cut.cp = 2; cut.cp <= 4; cut.cp *= 2)
+        for (int type = 0; type < 4; type++) {
+            cut.dp = layout->dp / cut.cp;
+            cut.cp_type = types[type];
+            cut.micro = cut.dp ? c->batch / cut.dp : 0;
+            if (layout->dp % cut.cp == 0 && (type < 3 || cut.cp == 4))
+                LOOM_TRY(run_layout(suite, rank, c, cut));
+        }
+    return LOOM_OK;
+}
+
 static loom_status walk(loom_rank *rank, void *argument) {
     train_suite *suite = argument;
     int world = loom_rank_count(rank);
@@ -289,6 +304,8 @@ static loom_status walk(loom_rank *rank, void *argument) {
                 golden_layout layout = {.tp = tp, .dp = world / tp, .sp = sp};
                 if (world <= MOST_RANKS_OF_ALL_LAYOUTS)
                     status = run_micro_batches(suite, rank, &suite->cases[i], &layout);
+                if (!status && world <= MOST_RANKS_OF_ALL_LAYOUTS)
+                    status = run_contexts(suite, rank, &suite->cases[i], &layout);
                 if (!status && layout.dp % 2 == 0 && (world <= MOST_RANKS_OF_ALL_LAYOUTS || tp == 2))
                     status = run_pipelines(suite, rank, &suite->cases[i], &layout);
             }

@@ -127,7 +127,8 @@ static loom_status forward(
     LOOM_TRY(
         loom__vocab_embedding(tape, tokens, microbatch->b, microbatch->s, m->words, first, VOCABULARY, tp, sp, &x));
     if (m->positions) {
-        LOOM_TRY(loom__position_embedding(tape, x, m->positions, NULL, loom__sequence_offset(microbatch), &next));
+        LOOM_TRY(loom__position_embedding(
+            tape, x, m->positions, NULL, microbatch->rows.first + loom__first_row(microbatch), &next));
         loom_tensor_release(x);
         x = next;
     }
@@ -329,7 +330,7 @@ static loom_status decode(loom_rank *rank, void *argument) {
         for (int64_t j = 0; j < B; j++)
             one[j] = tokens[j * S + t];
         microbatch.s = 1;
-        microbatch.first = t;
+        microbatch.rows = loom_positions_from(t);
         LOOM_TRY(forward(&m, tape, &microbatch, one, &logits));
         LOOM_TRY(last_logits(logits, tp, stepwise));
         loom_tensor_release(logits);
