@@ -205,7 +205,7 @@ static void cut(const loom_batch *batch, const loom_batch *part, int64_t chunks,
 }
 
 loom_status loom__batch_cut(const loom_batch *batch, const loom_comm *context, loom_batch **out) {
-    int64_t cp = loom_comm_size(context), s = batch->s / cp, chunks = cp > 1 ? 2 : 1, begin[2] = {0};
+    int64_t cp = context ? loom_comm_size(context) : 1, s = batch->s / cp, chunks = cp > 1 ? 2 : 1, begin[2] = {0};
     if (cp > 1 && batch->s % (2 * cp))
         return loom_fail(LOOM_ERR_CONFIG,
             "a sequence of %lld positions cannot be cut into 2 chunks for each of %lld context ranks "

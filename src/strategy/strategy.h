@@ -96,7 +96,8 @@ struct loom_batches {
     int64_t last_microbatches; /* of the last training step; 0 = there was none */
 };
 
-/* A copy of the filled rows, of the positions that this rank of the context group has; loom_batch_destroy. */
+/* A copy of the filled rows, of the positions that this rank of the context group has, or of all (NULL);
+ * loom_batch_destroy. */
 loom_status loom__batch_cut(const loom_batch *batch, const loom_comm *context, loom_batch **part);
 /* LOOM_OK where the module has gradients; else LOOM_ERR_STATE, in which `who` wants them. */
 loom_status loom__parallel_check_gradients(const loom_parallel *parallel, const char *who);
