@@ -25,6 +25,10 @@ typedef struct loom_module_environment {
     int64_t chunk_count;
     const loom_stage *chunks;  /* [chunk_count], borrowed for the call; NULL with one stage */
     loom_comm *pipeline_group; /* the stages, in order; of one member with one stage */
+    /* Of experts: the ranks that share a layer's experts, those that share an expert (NULL: the tensor group), all of them
+     * together (one copy of all experts), and the ranks whose tokens are routed together for a balance loss. NULL, or of
+     * one member: this rank has them all. */
+    loom_comm *expert_group, *expert_tensor_group, *experts_group, *balance_group;
     loom_comm *context_group;  /* the ranks that share a sequence (context parallelism), each with its rows of a batch;
                                   NULL, or of one member: none */
 } loom_module_environment;
@@ -36,6 +40,9 @@ typedef struct loom_forward {
     int64_t chunk;           /* of loom_module_environment.chunks; 0 without interleaving */
     loom_tensor *input;      /* activations of the chunk before, a leaf of the tape; NULL where the model begins */
     bool training;           /* dropout is on */
+    /* The weight of a loss of the module's own (which is a mean over the positions of a microbatch): its gradient is
+     * multiplied by this. 0 without a backward. */
+    double own_loss_scale;
     loom_tensor *
         *logits; /* not NULL: the last stage also hands out its logits [s, b, v/tp]; the caller releases them */
 } loom_forward;

@@ -17,6 +17,25 @@ static bool plain_positions(const loom_batch *batch) {
     return true;
 }
 
+static loom__router_options router_options(const loom__gpt *gpt, const loom_forward *forward) {
+    const loom_module_environment *environment = &gpt->environment;
+    const loom_moe_config *moe = &gpt->config.moe;
+    const char *type = moe->moe_router_load_balancing_type ? moe->moe_router_load_balancing_type : "aux_loss";
+    bool per_sequence = strcmp(type, "seq_aux_loss") == 0, balanced = per_sequence || strcmp(type, "aux_loss") == 0;
+    loom_comm *slices = environment->expert_tensor_group ? environment->expert_tensor_group : environment->tensor_group;
+    return (loom__router_options){
+        .router = loom__model_router(&gpt->config),
+        .groups = {environment->expert_group, slices, environment->experts_group,
+            moe->moe_token_dispatcher_type && strcmp(moe->moe_token_dispatcher_type, "allgather") == 0},
+        .training = forward->training,
+        .balance_coefficient = balanced ? moe->moe_aux_loss_coeff : 0,
+        .z_coefficient = moe->moe_z_loss_coeff,
+        .own_loss_scale = forward->own_loss_scale,
+        .balance_per_sequence = per_sequence,
+        .balance_group = environment->balance_group,
+    };
+}
+
 static loom_status make_microbatch(const loom__gpt *gpt, const loom_forward *forward, loom__microbatch **out) {
     const loom_batch *batch = forward->batch;
     bool plain = !batch->position_ids || plain_positions(batch);
@@ -43,6 +62,7 @@ static loom_status make_microbatch(const loom__gpt *gpt, const loom_forward *for
             positions[i] = (int32_t)batch->position_ids[i];
         m->positions = positions;
     }
+    m->router = router_options(gpt, forward);
     loom_status status = loom__gpt_share_sequence(gpt, batch, m);
     if (status) {
         loom__microbatch_release(m);
