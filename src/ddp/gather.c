@@ -3,6 +3,7 @@
  * Invariant: buckets from gathers_left on have been started since the last update, and a parameter has its hook exactly
  * while its bucket is stale. */
 #include "ddp/state.h"
+#include "runtime/spans.h"
 
 static loom_status start_gather(loom__ddp *ddp) {
     int64_t index = --ddp->gathers_left;
@@ -13,8 +14,13 @@ static loom_status start_gather(loom__ddp *ddp) {
     values += bucket->start * size;
     for (int64_t i = 0; i < ddp->view.shards; i++)
         ddp->part_counts[i] = length;
-    return loom_all_gather_v_start(ddp->view.instance, values + ddp->view.shard * length * size, values,
-        ddp->part_counts, ddp->view.dtype, &ddp->states[index].gather);
+    loom__ddp_bucket_state *state = &ddp->states[index];
+    state->gathering.started = loom__span_clock(ddp->rank);
+    LOOM_TRY(loom_all_gather_v_start(ddp->view.instance, values + ddp->view.shard * length * size, values,
+        ddp->part_counts, ddp->view.dtype, &state->gather));
+    if (state->gathering.started)
+        loom__request_time(state->gather, &state->gathering.ended);
+    return LOOM_OK;
 }
 
 static loom_status start_down_to(loom__ddp *ddp, int64_t index) {
@@ -45,6 +51,7 @@ static loom_status await_bucket(loom__ddp *ddp, int64_t index) {
     loom_request *gather = state->gather;
     state->gather = NULL;
     LOOM_TRY(loom_wait(gather));
+    loom__ddp_add_span(ddp, index, LOOM_SPAN_PARAMETER_GATHER, &state->gathering);
     state->stale = false;
     for (int64_t place = bucket->first_place; place < bucket->first_place + bucket->places; place++)
         ddp->parameters[place]->await_data = NULL;

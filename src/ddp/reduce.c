@@ -4,6 +4,7 @@
  * touched until finish has waited for it. Nothing here depends on the values of gradients: a NaN found on one rank is
  * remembered, its bucket is reduced all the same, and finish tells all members. */
 #include "ddp/state.h"
+#include "runtime/spans.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -22,13 +23,24 @@ static void summed_range(const loom__ddp *ddp, int64_t index, int64_t *start, in
     *start = bucket->start + (parts ? ddp->view.shard * *count : 0);
 }
 
+void loom__ddp_add_span(loom__ddp *ddp, int64_t index, loom_span_kind kind, const loom__ddp_times *times) {
+    const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
+    bool wide = kind == LOOM_SPAN_GRADIENT_REDUCTION && !ddp->reduced16;
+    size_t size = loom_dtype_size(wide ? LOOM_F32 : ddp->view.dtype);
+    loom__span_add(ddp->rank,
+        &(loom__span){kind, index, (bucket->end - bucket->start) * (int64_t)size, times->started, times->ended});
+}
+
 loom_status loom__ddp_wait_reductions(loom__ddp *ddp) {
     loom_status first = LOOM_OK;
     for (int64_t i = 0; i < ddp->next_bucket; i++) {
         loom__ddp_bucket_state *state = &ddp->states[i];
+        bool under_way = state->request != NULL;
         loom_status status = loom_wait(state->request);
         int64_t start, count;
         state->request = NULL;
+        if (!status && under_way)
+            loom__ddp_add_span(ddp, i, LOOM_SPAN_GRADIENT_REDUCTION, &state->reduction);
         if (!status && state->widen) {
             summed_range(ddp, i, &start, &count);
             ddp->narrow->widen(loom_rank_team(ddp->rank), count, ddp->reduced16 + start, ddp->view.grad + start);
@@ -131,11 +143,18 @@ static loom_status start_reduction(loom__ddp *ddp, int64_t index) {
         whole = narrow;
         part = narrow + ddp->view.shard * length;
     }
-    if (ddp->view.shards < loom_comm_size(dp))
-        return loom_all_reduce_start(dp, whole, whole, bucket->end - bucket->start, dtype, LOOM_SUM, request);
-    for (int64_t i = 0; i < ddp->view.shards; i++)
-        ddp->part_counts[i] = length;
-    return loom_reduce_scatter_v_start(dp, whole, part, ddp->part_counts, dtype, LOOM_SUM, request);
+    loom__ddp_times *times = &ddp->states[index].reduction;
+    times->started = loom__span_clock(ddp->rank);
+    if (ddp->view.shards < loom_comm_size(dp)) {
+        LOOM_TRY(loom_all_reduce_start(dp, whole, whole, bucket->end - bucket->start, dtype, LOOM_SUM, request));
+    } else {
+        for (int64_t i = 0; i < ddp->view.shards; i++)
+            ddp->part_counts[i] = length;
+        LOOM_TRY(loom_reduce_scatter_v_start(dp, whole, part, ddp->part_counts, dtype, LOOM_SUM, request));
+    }
+    if (times->started)
+        loom__request_time(*request, &times->ended);
+    return LOOM_OK;
 }
 
 /* A gradient that is not finite is a failure, or, under a loss scale, noted for the message about the step that is

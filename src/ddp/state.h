@@ -4,6 +4,7 @@
 
 #include "ddp/ddp.h"
 #include "ddp/plan.h"
+#include <megaloom/timeline.h>
 
 enum { LOOM__DDP_MESSAGE = 1024 };
 
@@ -12,12 +13,18 @@ typedef struct loom__ddp_lookup {
     int64_t place;
 } loom__ddp_lookup;
 
+/* Of a collective, for the trace; started is 0 while none is recorded. */
+typedef struct loom__ddp_times {
+    uint64_t started, ended;
+} loom__ddp_times;
+
 typedef struct loom__ddp_bucket_state {
     int64_t waiting;       /* parameters that are not ready */
     loom_request *request; /* of the gradients */
     bool widen;            /* its sum lies in reduced16 */
     loom_request *gather;  /* of the parameters */
     bool stale;            /* other members have newer parameters than those here */
+    loom__ddp_times reduction, gathering;
 } loom__ddp_bucket_state;
 
 struct loom__ddp {
@@ -45,6 +52,8 @@ struct loom__ddp {
 
 /* Of a parameter, or -1. */
 int64_t loom__ddp_find_place(const loom__ddp *ddp, const loom_parameter *parameter);
+/* To the trace, if there is one: a collective of the bucket that is complete. */
+void loom__ddp_add_span(loom__ddp *ddp, int64_t index, loom_span_kind kind, const loom__ddp_times *times);
 /* Waits for every reduction under way, also after one has failed. */
 loom_status loom__ddp_wait_reductions(loom__ddp *ddp);
 /* Starts the gathers that no use has asked for yet; before anything else is started on their group. */

@@ -2,7 +2,7 @@
  * factor over loss scale), skip together, or fail together and leave everything as it was. Invariant: nothing of
  * weights, state or counters changes before that decision. */
 #include "optim/optimizer.h"
-#include "runtime/rank.h"
+#include "runtime/spans.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -188,7 +188,11 @@ static loom_status step_all(loom_optimizer *optimizer, loom_optimizer_outcome *o
 
 loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcome *out) {
     loom_profile_phase before = loom__profile_phase(optimizer->rank, LOOM_PROFILE_OPTIMIZER);
+    loom__span span = {.kind = LOOM_SPAN_OPTIMIZER_STEP, .bucket = -1, .start = loom__span_clock(optimizer->rank)};
     loom_status status = step_all(optimizer, out);
+    span.end = loom__span_clock(optimizer->rank);
+    if (!status)
+        loom__span_add(optimizer->rank, &span);
     loom__profile_phase(optimizer->rank, before);
     return status;
 }
