@@ -27,11 +27,21 @@ typedef struct loom__ddp_bucket_state {
     loom__ddp_times reduction, gathering;
 } loom__ddp_bucket_state;
 
+/* The buckets of one buffer, and how far they have come. */
+typedef struct loom__ddp_region {
+    int64_t first, end;
+    int64_t next;         /* of those before it the reduction has started in this step */
+    int64_t gathers_left; /* those before it have no gather under way or done since the last update */
+} loom__ddp_region;
+
 struct loom__ddp {
     loom_rank *rank;
     loom__ddp_options options;
     loom__ddp_view view;
-    loom__ddp_plan plan;
+    loom__ddp_region region[LOOM__DDP_KINDS];
+    float scale[LOOM__DDP_KINDS]; /* by which a sum is multiplied */
+    loom__ddp_place *places;
+    loom__ddp_bucket *buckets;
     loom__ddp_part *parts;
     loom_parameter **parameters;  /* in the order of the places */
     loom__ddp_lookup *by_address; /* sorted */
@@ -40,9 +50,8 @@ struct loom__ddp {
     uint16_t *reduced16;          /* [elements] what is reduced; NULL where gradients are reduced in fp32 */
     const loom_kernels16 *narrow; /* of the parameters' dtype; NULL for F32 */
     loom__ddp_bucket_state *states;
-    int64_t *part_counts; /* [shards] elements of one bucket's parts */
-    int64_t next_bucket;
-    int64_t gathers_left; /* buckets before it have no gather under way or done since the last update */
+    int64_t *part_counts; /* [most shards] elements of one bucket's parts */
+    int64_t chunks;       /* of the model, on this rank */
     bool last, graph_known;
     int64_t bad_microbatch; /* the first one of this step after which a gradient was not finite; -1 = none known */
     loom_status failure;    /* the first one of this step; reported by finish */
@@ -61,9 +70,17 @@ loom_status loom__ddp_start_gathers(loom__ddp *ddp);
 /* Waits for those under way, whatever becomes of them. */
 void loom__ddp_drop_gathers(loom__ddp *ddp);
 
+static inline const loom__ddp_share *loom__ddp_share_of(const loom__ddp *ddp, const loom__ddp_bucket *bucket) {
+    return &ddp->view.share[bucket->expert ? LOOM__DDP_EXPERT : LOOM__DDP_DENSE];
+}
+
+static inline loom__ddp_region *loom__ddp_region_of(loom__ddp *ddp, int64_t index) {
+    return &ddp->region[ddp->buckets[index].expert ? LOOM__DDP_EXPERT : LOOM__DDP_DENSE];
+}
+
 /* Elements of the bucket that one shard holds. */
 static inline int64_t loom__ddp_part_length(const loom__ddp *ddp, const loom__ddp_bucket *bucket) {
-    return (bucket->end - bucket->start) / ddp->view.shards;
+    return (bucket->end - bucket->start) / loom__ddp_share_of(ddp, bucket)->shards;
 }
 
 #endif
