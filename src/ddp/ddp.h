@@ -24,6 +24,8 @@ typedef struct loom__ddp_options {
     bool grad_reduce_in_fp32;   /* false: gradients travel in param_dtype; they are fp32 before and behind it */
     bool average_in_collective; /* the sum over dp is multiplied by 1/dp (in fp32) */
     bool check_for_nan_in_grad; /* each rank's gradients are checked before they are reduced */
+    bool check_for_large_grads; /* a bucket whose norm, before it is reduced, is 10 times the largest of the first 100
+                                   that this rank looked at, or more, is logged as a warning */
     bool microbatches_noted;    /* loom__ddp_note_microbatch is called: its messages then name the microbatch */
     bool note_nonfinite;        /* what that finds is no failure, but noted: see loom__ddp_nonfinite */
     bool disable_bucketing;     /* a chunk is one bucket (pipeline stages after the first); chunks after the first

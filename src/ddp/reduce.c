@@ -6,6 +6,8 @@
  * is remembered, its bucket is reduced all the same, and finish tells all members. */
 #include "ddp/state.h"
 #include "runtime/spans.h"
+#include <math.h>
+#include <megaloom/kernels.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -177,6 +179,30 @@ static void look(loom__ddp *ddp, int64_t index) {
         snprintf(ddp->nonfinite, sizeof ddp->nonfinite, "%s", loom_error_message());
 }
 
+/* Megatron-Core's rule: a norm is unexpected where it is so many times the largest of the first ones. NaNs and
+ * infinities are another check's. */
+static void look_for_large(loom__ddp *ddp, int64_t index) {
+    enum { LEARNS_FROM = 100, TIMES = 10 };
+    const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
+    loom_exact_sum sum = {0};
+    loom_rank_kernels(ddp->rank)->exact_sum(
+        loom_rank_team(ddp->rank), 2, bucket->end - bucket->start, ddp->view.grad + bucket->start, &sum);
+    if (sum.nonfinite)
+        return;
+    double norm = sqrt(loom_exact_sum_value(&sum, 2));
+    if (ddp->norms_seen < LEARNS_FROM) {
+        ddp->norms_seen++;
+        ddp->largest_norm = norm > ddp->largest_norm ? norm : ddp->largest_norm;
+        return;
+    }
+    if (norm >= TIMES * ddp->largest_norm)
+        loom_rank_log(ddp->rank, LOOM_LOG_WARNING,
+            "gradients of bucket %lld of %lld have norm %.6g before their reduction, %d times the largest of the first "
+            "%d, %.6g, or more (rank %d)",
+            (long long)index, (long long)ddp->view.bucket_count, norm, TIMES, LEARNS_FROM, ddp->largest_norm,
+            loom_rank_index(ddp->rank));
+}
+
 static void start_bucket(loom__ddp *ddp, int64_t index) {
     const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
     for (int64_t place = bucket->first_place; place < bucket->first_place + bucket->places; place++) {
@@ -189,6 +215,8 @@ static void start_bucket(loom__ddp *ddp, int64_t index) {
     }
     if (ddp->options.check_for_nan_in_grad)
         look(ddp, index);
+    if (ddp->options.check_for_large_grads)
+        look_for_large(ddp, index);
     remember(ddp, start_reduction(ddp, index));
 }
 

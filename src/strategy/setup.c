@@ -83,6 +83,7 @@ static loom__ddp_options megatron_options(const loom_parallel *parallel) {
         .grad_reduce_in_fp32 = config->grad_reduce_in_fp32,
         .average_in_collective = config->average_in_collective,
         .check_for_nan_in_grad = config->check_for_nan_in_grad,
+        .check_for_large_grads = config->check_for_large_grads,
         .microbatches_noted = true,
         .note_nonfinite = fabric->precision.has_scaler,
         .disable_bucketing = parallel->stage > 0,
