@@ -53,8 +53,8 @@ struct loom__ddp {
     int64_t *part_counts; /* [most shards] elements of one bucket's parts */
     int64_t chunks;       /* of the model, on this rank */
     bool last, graph_known;
-    int64_t norms_seen;  /* by check_for_large_grads, at most as many as it learns from */
-    double largest_norm; /* of those */
+    int64_t norms_seen;     /* by check_for_large_grads, at most as many as it learns from */
+    double largest_norm;    /* of those */
     int64_t bad_microbatch; /* the first one of this step after which a gradient was not finite; -1 = none known */
     loom_status failure;    /* the first one of this step; reported by finish */
     char message[LOOM__DDP_MESSAGE];
