@@ -283,6 +283,11 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
             config->data.tokenizer && strcmp(config->data.tokenizer, "byte") != 0
                 ? "at least as many as data.tokenizer has tokens"
                 : "an integer >= 1");
+    if (strategy->expert_model_parallel_size > 1 && model.moe.num_moe_experts == 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.expert_model_parallel_size: found %" PRId64
+            ", expected 1 for a model without experts (model.num_moe_experts)",
+            strategy->expert_model_parallel_size);
     int64_t tp = strategy->tensor_model_parallel_size;
     if (faults->count == before)
         loom__check_add_part(faults, loom__model_config_complete(&model, tp, strategy->sequence_parallel && tp > 1));

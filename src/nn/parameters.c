@@ -25,6 +25,7 @@ static loom_status make_parameter(loom__parameter_set *set, int64_t index) {
     parameter->tensor_parallel = descriptor->shard != LOOM__SHARD_NONE && tp > 1;
     parameter->sequence_partial = descriptor->sequence_partial && set->at.sequence_parallel;
     parameter->tensor_partial = descriptor->tensor_partial && tp > 1;
+    parameter->expert_parallel = descriptor->expert >= 0;
     parameter->decay = descriptor->decay;
     parameter->embedding_or_output = descriptor->embedding_or_output;
     parameter->chunk = entry->chunk;
@@ -39,8 +40,8 @@ static loom_status make_parameter(loom__parameter_set *set, int64_t index) {
                : loom_fail(LOOM_ERR_MEMORY, "out of memory for %s: %lld elements", parameter->name, (long long)count);
 }
 
-loom_status loom__parameter_set_create(const loom__model_spec *spec, const loom__part *part,
-    const loom__tensor_place *at, loom__parameter_set **out) {
+loom_status loom__parameter_set_create(
+    const loom__model_spec *spec, const loom__part *part, const loom__tensor_place *at, loom__parameter_set **out) {
     loom__parameter_set *set = calloc(1, sizeof *set);
     if (!set)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the parameters of a model");
@@ -104,8 +105,8 @@ loom_status loom__parameter_set_initialize(loom__parameter_set *set, uint64_t se
             continue;
         uint64_t name = loom__hash_name(set->spec->parameters[entry->canonical].name);
         fill_context context = {seed, name, descriptor, parameter->data};
-        LOOM_TRY(loom__parameter_shard_runs(set->spec, descriptor, tensor_size(set, descriptor),
-            tensor_rank(set, descriptor), fill_run, &context));
+        LOOM_TRY(loom__parameter_shard_runs(
+            set->spec, descriptor, tensor_size(set, descriptor), tensor_rank(set, descriptor), fill_run, &context));
     }
     return LOOM_OK;
 }
@@ -175,8 +176,8 @@ static loom_status gather_own(
         context.dtype = parameter->dtype;
         context.local = loom_parameter_values(parameter);
     }
-    return loom__parameter_shard_runs(set->spec, descriptor, tensor_size(set, descriptor),
-        tensor_rank(set, descriptor), gather_run, &context);
+    return loom__parameter_shard_runs(
+        set->spec, descriptor, tensor_size(set, descriptor), tensor_rank(set, descriptor), gather_run, &context);
 }
 
 /* Each canonical element is owned by one rank and zero on the others, so the sum is a copy (of −0 it makes +0). */

@@ -24,8 +24,8 @@ typedef struct loom__parameter_set {
 } loom__parameter_set;
 
 /* Shapes, flags and zeroed data of the rank at that place; no grad. */
-loom_status loom__parameter_set_create(const loom__model_spec *spec, const loom__part *part,
-    const loom__tensor_place *at, loom__parameter_set **set);
+loom_status loom__parameter_set_create(
+    const loom__model_spec *spec, const loom__part *part, const loom__tensor_place *at, loom__parameter_set **set);
 void loom__parameter_set_destroy(loom__parameter_set *set);
 /* Fills every parameter (F32: narrowing comes later) with its initial values: a function of (seed, canonical name,
  * canonical element) alone. */
@@ -37,8 +37,8 @@ loom_parameter *loom__parameter_set_find(const loom__parameter_set *set, const c
 typedef enum loom__parameter_array { LOOM__PARAMETER_DATA, LOOM__PARAMETER_GRAD } loom__parameter_array;
 
 /* The canonical (whole, unpadded) tensor of parameter `index` of the set, not a copy, in fp32 whatever it is kept in,
- * the same on every rank of the tensor group (of an expert: of set->experts, whether it is here or not). canonical has shape[0]*shape[1] elements. Collective over tp; tp may be
- * NULL for one rank. */
+ * the same on every rank of the tensor group (of an expert: of set->experts, whether it is here or not). canonical has
+ * shape[0]*shape[1] elements. Collective over tp; tp may be NULL for one rank. */
 loom_status loom__parameter_gather(
     const loom__parameter_set *set, int64_t index, loom__parameter_array array, loom_comm *tp, float *canonical);
 /* Calls body(context, number, canonical) for every parameter of the spec in order, with its canonical tensor times

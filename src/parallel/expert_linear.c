@@ -81,14 +81,13 @@ loom_status loom__expert_linear(loom_tape *tape, loom_tensor *rows, const loom__
     LOOM_TRY(make_state(routed, weights, &made));
     loom_tensor *y = NULL;
     loom_node *node = NULL;
-    loom_status status =
-        loom_tensor_create(loom_tape_rank(tape), rows->dtype, 2, (int64_t[]){rows->shape[0], out}, &y);
+    loom_status status = loom_tensor_create(loom_tape_rank(tape), rows->dtype, 2, (int64_t[]){rows->shape[0], out}, &y);
     for (int64_t e = 0; !status && e < made.experts; row += made.counts[e++])
         LOOM__KERNEL(tape, rows->dtype, gemm, false, true, made.counts[e], out, in, 1.0f, loom__element(rows, row * in),
             in, loom_parameter_values(made.weights[e]), in, false, loom__element(y, row * out), out);
     if (!status)
-        status = loom_tape_record(tape, &linear_op, sizeof made, (loom_tensor *[]){rows}, 1, made.weights,
-            (int)made.experts, y, &node);
+        status = loom_tape_record(
+            tape, &linear_op, sizeof made, (loom_tensor *[]){rows}, 1, made.weights, (int)made.experts, y, &node);
     if (!status && node) {
         *(linear_state *)loom_node_state(node) = made;
         status = loom_node_save(node, rows);

@@ -1,8 +1,9 @@
-/* Rows on their way to the experts and back. The way there: the rows of each destination lie together already, since they
- * are in the order of their experts; an all-to-all over ep takes them to the ranks that have the experts, a gather over
- * etp to all ranks that have a slice of them, and there they are put in the order of the experts. The way back is the
- * reverse, with a sum over etp in place of the gather. Every count follows from the table of all ranks' counts, which the
- * router has gathered: no rank waits for a number, and a rank or an expert without rows does what the others do. */
+/* Rows on their way to the experts and back. The way there: the rows of each destination lie together already, since
+ * they are in the order of their experts; an all-to-all over ep takes them to the ranks that have the experts, a gather
+ * over etp to all ranks that have a slice of them, and there they are put in the order of the experts. The way back is
+ * the reverse, with a sum over etp in place of the gather. Every count follows from the table of all ranks' counts,
+ * which the router has gathered: no rank waits for a number, and a rank or an expert without rows does what the others
+ * do. */
 #include "parallel/experts.h"
 #include "parallel/common.h"
 #include <stdlib.h>
@@ -100,8 +101,7 @@ static loom_status to_experts(loom_tape *tape, const loom__routed *r, loom_tenso
     if (size_of(r->groups.ep) > 1) {
         status = create_rows(tape, rows->dtype, mine, h, &received);
         if (!status)
-            status =
-                loom_all_to_all_v(r->groups.ep, rows->data, w.send, received->data, w.receive, rows->dtype);
+            status = loom_all_to_all_v(r->groups.ep, rows->data, w.send, received->data, w.receive, rows->dtype);
     } else {
         received = loom_tensor_retain(rows);
     }
@@ -182,7 +182,8 @@ static void narrowed(loom_dtype dtype, const float *wide, int64_t h, void *row) 
             narrow[c] = dtype == LOOM_BF16 ? loom_f32_to_bf16(wide[c]) : loom_f32_to_f16(wide[c]);
 }
 
-/* out [tokens, h] = for each token the sum over its rows of weight * row, in fp32, rounded once. probs NULL: weights of 1.
+/* out [tokens, h] = for each token the sum over its rows of weight * row, in fp32, rounded once. probs NULL: weights
+ * of 1.
  */
 static loom_status sum_rows(
     loom_tape *tape, const loom__routed *r, const loom_tensor *rows, const loom_tensor *probs, loom_tensor *out) {
@@ -251,8 +252,8 @@ loom_status loom__expert_dispatch(loom_tape *tape, loom_tensor *x, loom__routed 
         status = to_experts(tape, routed, mine, &out);
     loom_tensor_release(mine);
     if (!status)
-        status = loom_tape_record(
-            tape, &dispatch_op, sizeof(dispatch_state), (loom_tensor *[]){x}, 1, NULL, 0, out, &node);
+        status =
+            loom_tape_record(tape, &dispatch_op, sizeof(dispatch_state), (loom_tensor *[]){x}, 1, NULL, 0, out, &node);
     if (!status && node) {
         *(dispatch_state *)loom_node_state(node) = (dispatch_state){routed, x->shape[0], x->shape[1]};
         routed->references++;
@@ -320,16 +321,15 @@ static loom_status combine_input(loom_tape *tape, loom_node *node, loom_tensor *
 
 static const loom_op combine_op = {"expert combination", combine_input, NULL, dispatch_release};
 
-loom_status loom__expert_combine(loom_tape *tape, loom_tensor *rows, loom_tensor *probs, loom__routed *routed, int64_t s,
-    int64_t b, loom_tensor **output) {
+loom_status loom__expert_combine(loom_tape *tape, loom_tensor *rows, loom_tensor *probs, loom__routed *routed,
+    int64_t s, int64_t b, loom_tensor **output) {
     LOOM_TRY(loom__check_dtype(tape, combine_op.name, rows));
     LOOM_TRY(loom_tensor_ready(rows));
     loom_tensor *mine = NULL, *out = NULL;
     loom_node *node = NULL;
     loom_status status = from_experts(tape, routed, rows, &mine);
     if (!status)
-        status = loom_tensor_create(
-            loom_tape_rank(tape), rows->dtype, 3, (int64_t[]){s, b, rows->shape[1]}, &out);
+        status = loom_tensor_create(loom_tape_rank(tape), rows->dtype, 3, (int64_t[]){s, b, rows->shape[1]}, &out);
     if (!status)
         status = sum_rows(tape, routed, mine, probs, out);
     if (!status)

@@ -88,11 +88,12 @@ static loom_status logits_of(loom_tape *tape, loom_tensor *x, const loom_paramet
     LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 2, (int64_t[]){tokens, experts}, logits));
     float *out = loom_tensor_f32(*logits);
     if (x->dtype == LOOM_F32)
-        KERNELS(tape)->gemm(
-            TEAM(tape), false, true, tokens, experts, h, 1, loom_tensor_f32(x), h, weight->data, h, false, out, experts);
+        KERNELS(tape)->gemm(TEAM(tape), false, true, tokens, experts, h, 1, loom_tensor_f32(x), h, weight->data, h,
+            false, out, experts);
     else
         loom__kernels16(tape, x->dtype)
-            ->gemm_f32(TEAM(tape), false, true, tokens, experts, h, 1, x->data, h, weight->data16, h, false, out, experts);
+            ->gemm_f32(
+                TEAM(tape), false, true, tokens, experts, h, 1, x->data, h, weight->data16, h, false, out, experts);
     return LOOM_OK;
 }
 
@@ -111,8 +112,7 @@ static loom_status logits_gradient(
     if (!status && state->balance_weights)
         status = loom__balance_loss(&state->balance, values, state->balance_weights, state->scale, &loss, d_logits);
     if (!status && state->z_coefficient > 0)
-        loom__router_z_loss(
-            r->tokens, r->experts, values, NULL, state->z_coefficient, state->scale, &loss, d_logits);
+        loom__router_z_loss(r->tokens, r->experts, values, NULL, state->z_coefficient, state->scale, &loss, d_logits);
     if (status) {
         loom_tensor_release(made);
         return status;
@@ -128,8 +128,8 @@ static loom_status as_activations(loom_tape *tape, loom_tensor *d_logits, loom_d
         return LOOM_OK;
     }
     LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), dtype, 2, d_logits->shape, out));
-    loom__kernels16(tape, dtype)->narrow(
-        TEAM(tape), loom_tensor_count(d_logits), loom_tensor_f32(d_logits), (*out)->data);
+    loom__kernels16(tape, dtype)
+        ->narrow(TEAM(tape), loom_tensor_count(d_logits), loom_tensor_f32(d_logits), (*out)->data);
     return LOOM_OK;
 }
 
@@ -191,7 +191,8 @@ static void route_release(loom_node *node) {
 static const loom_op route_op = {"router", route_input, route_weight, route_release};
 
 /* What each expert's score costs, from the load over all ranks of the group. */
-static loom_status balance(const loom__router_options *options, const loom_tensor *x, const float *logits, route_state *state) {
+static loom_status balance(
+    const loom__router_options *options, const loom_tensor *x, const float *logits, route_state *state) {
     int64_t b = x->shape[1], sequences = options->balance_per_sequence ? b : 1;
     int64_t size = size_of(options->balance_group), count = sequences * options->router.experts;
     state->balance = (loom__balance){&state->router, state->routed->tokens, b, options->balance_per_sequence, NULL};
@@ -226,8 +227,8 @@ static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weigh
 }
 
 static loom_status copy_probs(loom_tape *tape, const loom__routed *routed, loom_tensor **probs) {
-    LOOM_TRY(loom_tensor_create(
-        loom_tape_rank(tape), LOOM_F32, 2, (int64_t[]){routed->tokens, routed->experts}, probs));
+    LOOM_TRY(
+        loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 2, (int64_t[]){routed->tokens, routed->experts}, probs));
     memcpy((*probs)->data, routed->routing.probs, (size_t)loom_tensor_count(*probs) * sizeof(float));
     return LOOM_OK;
 }
@@ -249,8 +250,8 @@ loom_status loom__route_tokens(loom_tape *tape, loom_tensor *x, loom_parameter *
     if (!status)
         status = copy_probs(tape, made.routed, &out);
     if (!status)
-        status = loom_tape_record(tape, &route_op, sizeof made, (loom_tensor *[]){x}, 1, (loom_parameter *[]){weight}, 1,
-            out, &node);
+        status = loom_tape_record(
+            tape, &route_op, sizeof made, (loom_tensor *[]){x}, 1, (loom_parameter *[]){weight}, 1, out, &node);
     if (!status) {
         *routed = made.routed;
         made.routed->references++;

@@ -49,8 +49,8 @@ static void check_names(loom__faults *faults, const loom_moe_config *moe) {
         (const char *const[]){"softmax", "sigmoid", NULL});
     check_name(faults, "moe_router_load_balancing_type", moe->moe_router_load_balancing_type,
         (const char *const[]){"aux_loss", "seq_aux_loss", "sinkhorn", "none", NULL});
-    check_name(faults, "moe_token_drop_policy", moe->moe_token_drop_policy,
-        (const char *const[]){"probs", "position", NULL});
+    check_name(
+        faults, "moe_token_drop_policy", moe->moe_token_drop_policy, (const char *const[]){"probs", "position", NULL});
     check_name(faults, "moe_token_dispatcher_type", moe->moe_token_dispatcher_type,
         (const char *const[]){"alltoall", "allgather", NULL});
     check_name(faults, "moe_router_dtype", moe->moe_router_dtype, (const char *const[]){"fp32", NULL});
@@ -74,7 +74,8 @@ static void refuse_unbuilt(loom__faults *faults, const loom_moe_config *moe) {
             moe->moe_input_jitter_eps);
 }
 
-void loom__model_config_complete_experts(loom_model_config *config, loom__faults *faults) {
+void loom__model_config_complete_experts(
+    loom_model_config *config, int64_t tp, bool sequence_parallel, loom__faults *faults) {
     loom_moe_config *moe = &config->moe;
     if (moe->num_moe_experts == 0)
         return;
@@ -95,6 +96,11 @@ void loom__model_config_complete_experts(loom_model_config *config, loom__faults
     if (moe->moe_layer_freq < 1)
         loom__faults_add(
             faults, LOOM_ERR_CONFIG, "moe_layer_freq: found %" PRId64 ", expected 1 or more", moe->moe_layer_freq);
+    if (tp > 1 && !sequence_parallel)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "num_moe_experts %" PRId64 " with tensor_model_parallel_size %" PRId64
+            " needs sequence_parallel true: each tensor rank routes rows of its own",
+            moe->num_moe_experts, tp);
     check_names(faults, moe);
     refuse_unbuilt(faults, moe);
     if (loom__model_biases(config).mlp)
@@ -106,22 +112,26 @@ void loom__model_config_complete_experts(loom_model_config *config, loom__faults
         loom__faults_add(faults, LOOM_ERR_CONFIG, "%s", loom_error_message());
     if (router.sinkhorn && moe->moe_aux_loss_coeff > 0)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "moe_aux_loss_coeff: found %g with moe_router_load_balancing_type sinkhorn, expected 0", moe->moe_aux_loss_coeff);
+            "moe_aux_loss_coeff: found %g with moe_router_load_balancing_type sinkhorn, expected 0",
+            moe->moe_aux_loss_coeff);
     if (router.pad_to_capacity && !(router.capacity_factor > 0))
         loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "moe_pad_expert_input_to_capacity: found true without moe_expert_capacity_factor, which gives the capacity");
+            "moe_pad_expert_input_to_capacity: found true without moe_expert_capacity_factor, which gives the "
+            "capacity");
 }
 
 loom_status loom__model_config_check_expert_ranks(const loom_model_config *config, int64_t ep, int64_t etp) {
     const loom_moe_config *moe = &config->moe;
     if (moe->num_moe_experts == 0)
-        return ep == 1 ? LOOM_OK
-                       : loom_fail(LOOM_ERR_CONFIG,
-                             "expert_model_parallel_size is %" PRId64 ", but the model has no experts (num_moe_experts)",
-                             ep);
+        return ep == 1
+                   ? LOOM_OK
+                   : loom_fail(LOOM_ERR_CONFIG,
+                         "expert_model_parallel_size is %" PRId64 ", but the model has no experts (num_moe_experts)",
+                         ep);
     if (moe->num_moe_experts % ep)
         return loom_fail(LOOM_ERR_CONFIG,
-            "expert_model_parallel_size %" PRId64 " does not divide num_moe_experts %" PRId64, ep, moe->num_moe_experts);
+            "expert_model_parallel_size %" PRId64 " does not divide num_moe_experts %" PRId64, ep,
+            moe->num_moe_experts);
     if (moe->moe_ffn_hidden_size % etp)
         return loom_fail(LOOM_ERR_CONFIG,
             "expert_tensor_parallel_size %" PRId64 " does not divide moe_ffn_hidden_size %" PRId64, etp,

@@ -101,8 +101,8 @@ static void add_mlp(list *to, const char *where, int64_t f) {
     bool gated = loom_activation_is_gated(config->activation);
     char name[LOOM__PARAMETER_NAME_MAX];
     snprintf(name, sizeof name, "%s.linear_fc1.weight", where);
-    add_column_linear(to, name, NULL, gated ? 2 * f : f, config->hidden_size,
-        gated ? LOOM__SHARD_GATE_UP : LOOM__SHARD_SLICE, false);
+    add_column_linear(
+        to, name, NULL, gated ? 2 * f : f, config->hidden_size, gated ? LOOM__SHARD_GATE_UP : LOOM__SHARD_SLICE, false);
     snprintf(name, sizeof name, "%s.linear_fc2.weight", where);
     add_row_linear(to, name, NULL, config->hidden_size, f, false);
 }

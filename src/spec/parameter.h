@@ -40,7 +40,7 @@ typedef struct loom__parameter_descriptor {
     loom__place place;
     int64_t layer;  /* global layer, −1 outside the layers */
     int64_t expert; /* number among the layer's experts; −1: not of one. Its tensor ranks are those of the experts */
-    int tie_group; /* > 0: the value is used at several places of the model; the number of tied_head */
+    int tie_group;  /* > 0: the value is used at several places of the model; the number of tied_head */
 } loom__parameter_descriptor;
 
 /* Elements of the canonical tensor. */
@@ -71,7 +71,8 @@ bool loom__layer_has_experts(const loom_model_config *config, int64_t layer);
 loom__router loom__model_router(const loom_model_config *config);
 /* Fills in and checks the fields of experts; every fault is added to `faults`. */
 struct loom__faults;
-void loom__model_config_complete_experts(loom_model_config *config, struct loom__faults *faults);
+void loom__model_config_complete_experts(
+    loom_model_config *config, int64_t tp, bool sequence_parallel, struct loom__faults *faults);
 /* Whether ep ranks can share the experts, and etp ranks each of them. */
 loom_status loom__model_config_check_expert_ranks(const loom_model_config *config, int64_t ep, int64_t etp);
 

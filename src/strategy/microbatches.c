@@ -316,6 +316,7 @@ static loom_status run_module(
         .chunk = chunk,
         .input = input,
         .training = work->step->mode == LOOM_TRAINING,
+        .own_loss_scale = (double)work->seed * (double)work->step->micro_batch_size * (double)work->step->seq_length,
         .logits = last && work->receive ? &logits : NULL,
     };
     if (begins(parallel, chunk) && precision->convert_input)

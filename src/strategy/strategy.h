@@ -4,7 +4,7 @@
 
 #include "ddp/ddp.h"
 #include "pipeline/pipeline.h"
-#include "runtime/rank.h"
+#include "runtime/spans.h"
 #include "strategy/precision.h"
 #include <megaloom/stages.h>
 #include <megaloom/strategy.h>
@@ -47,6 +47,7 @@ typedef struct loom__trace_step {
 
 typedef struct loom__trace {
     loom__pipeline_record record; /* its memory is NULL while nothing is recorded */
+    loom__spans spans;            /* what the rank did beside its computations */
     uint64_t zero;                /* of the clock */
     int64_t open;                 /* first event of the step now */
     loom__trace_step *steps;      /* in order; the same ones on all stages, but that one may hold more of them */

@@ -81,7 +81,8 @@ static loom_status model_make(int kind, loom_dtype dtype, loom_comm *tp, bool se
     LOOM_TRY(loom__model_config_complete(&m->config, size, sequence_parallel));
     LOOM_TRY(loom__model_spec_create(&m->config, &m->spec));
     LOOM_TRY(loom__part_create(m->spec, 1, NULL, 0, &m->part));
-    LOOM_TRY(loom__parameter_set_create(m->spec, m->part, &(loom__tensor_place){size, me, .sequence_parallel = sequence_parallel}, &m->set));
+    LOOM_TRY(loom__parameter_set_create(
+        m->spec, m->part, &(loom__tensor_place){size, me, .sequence_parallel = sequence_parallel}, &m->set));
     LOOM_TRY(loom__parameter_set_initialize(m->set, SEED));
     LOOM_TRY(make_rope(m));
     for (int64_t i = 0; i < m->set->count; i++) {

@@ -138,7 +138,8 @@ static loom_status check_flags(const loom__parameter_set *set, bool sequence_par
         const loom__parameter_descriptor *d = &set->spec->parameters[i];
         bool shard = d->shard != LOOM__SHARD_NONE;
         CHECK(loom__parameter_set_find(set, p->name) == p && p->index == i, "%s is not found", p->name);
-        CHECK(p->tensor_parallel == (shard && set->at.tp > 1), "%s: tensor_parallel is %d", p->name, p->tensor_parallel);
+        CHECK(
+            p->tensor_parallel == (shard && set->at.tp > 1), "%s: tensor_parallel is %d", p->name, p->tensor_parallel);
         CHECK(p->sequence_partial == (d->sequence_partial && sequence_parallel), "%s: sequence_partial is %d", p->name,
             p->sequence_partial);
         CHECK(p->tensor_partial == (d->tensor_partial && set->at.tp > 1), "%s: tensor_partial is %d", p->name,
@@ -161,7 +162,8 @@ static loom_status on_rank(loom_rank *rank, void *argument) {
     LOOM_TRY(loom__model_config_complete(&config, size, size > 1));
     LOOM_TRY(loom__model_spec_create(&config, &spec));
     LOOM_TRY(loom__part_create(spec, 1, NULL, 0, &part));
-    LOOM_TRY(loom__parameter_set_create(spec, part, &(loom__tensor_place){size, me, .sequence_parallel = size > 1}, &set));
+    LOOM_TRY(
+        loom__parameter_set_create(spec, part, &(loom__tensor_place){size, me, .sequence_parallel = size > 1}, &set));
     LOOM_TRY(loom__parameter_set_initialize(set, SEED));
     LOOM_TRY(check_flags(set, size > 1));
     CHECK(spec->count == w->count, "%lld parameters, one rank has %lld", (long long)spec->count, (long long)w->count);
