@@ -257,7 +257,9 @@ loom_status loom__route_tokens(loom_tape *tape, loom_tensor *x, loom_parameter *
         made.routed->references++;
     }
     if (!status && node) {
-        *(route_state *)loom_node_state(node) = made;
+        route_state *kept = loom_node_state(node);
+        *kept = made;
+        kept->balance.router = &kept->router;
         status = loom_node_save(node, x);
         if (!status)
             status = loom_node_save(node, logits);

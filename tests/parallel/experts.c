@@ -50,6 +50,15 @@ static void losses_of_the_router_weigh_the_same(void **state) {
     ALL_EQUAL_ONE_RANK(cases);
 }
 
+static void losses_of_the_router_reach_its_gradient(void **state) {
+    (void)state;
+    const shared_case none = {.experts = 4}, balance = {.experts = 4, .coefficient = 1}, z = {.experts = 4, .z = 0.1};
+    shared_result plain = run_it(&none), with_balance = run_it(&balance), with_z = run_it(&z);
+    assert_true(fabs(with_balance.norm[0] - plain.norm[0]) > 0.1 && fabs(with_z.norm[0] - plain.norm[0]) > 0.1);
+    /* They are no part of the loss that is told. */
+    assert_true(with_balance.loss[0] == plain.loss[0] && with_z.loss[0] == plain.loss[0]);
+}
+
 /* Capacity is of the tokens that a rank routes: data ranks have the microbatches that one rank has. */
 static void what_finds_no_room_is_dropped_on_any_rank(void **state) {
     (void)state;
@@ -83,6 +92,7 @@ int main(void) {
         cmocka_unit_test(experts_are_shared_out_in_any_way),
         cmocka_unit_test(an_expert_and_a_rank_without_rows_go_along),
         cmocka_unit_test(losses_of_the_router_weigh_the_same),
+        cmocka_unit_test(losses_of_the_router_reach_its_gradient),
         cmocka_unit_test(what_finds_no_room_is_dropped_on_any_rank),
         cmocka_unit_test(what_cannot_be_shared_is_refused_with_its_numbers),
     };
