@@ -81,7 +81,7 @@ sanitize-threads: install-build ## the tests that start thread ranks under Threa
 	    -R '^(unit\.(base|comm|runtime|tensor|parallel|pipeline)_|unit\.data_preprocess$$|parallel\.|golden\.hf$$|example)' $(TESTS)
 
 fuzz: install-check install-build ## each reader of files for a minute of random input (FUZZ_SECONDS)
-	@$(call configure,build-fuzz,-DCMAKE_C_COMPILER=clang -DMEGALOOM_FUZZ=ON -DMEGALOOM_WERROR=ON -DMEGALOOM_SANITIZE=address$(,)undefined)
+	@$(call configure,build-fuzz,-DCMAKE_C_COMPILER=clang -DMEGALOOM_FUZZ=ON -DMEGALOOM_SENTENCEPIECE=OFF -DMEGALOOM_WERROR=ON -DMEGALOOM_SANITIZE=address$(,)undefined)
 	@cmake --build build-fuzz --parallel $(JOBS) --target $(FUZZ)
 	@LSAN_OPTIONS=suppressions=$(LEAK_LIST):print_suppressions=0 tools/run-fuzzers build-fuzz $(FUZZ_SECONDS)
 
