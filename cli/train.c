@@ -116,7 +116,7 @@ static loom_hf_save_options save_options(const training *t) {
     options.dtype = loom_parallel_dtype(t->parallel);
     /* A vocabulary that has no room for the end of a text is not of bytes alone. */
     if (!config->model.hf && t->tokenizer && t->tokenizer->vocab_size <= config->model.config.vocab_size)
-        options.tokenizer = config->data.tokenizer;
+        options.tokenizer = config->data.tokenizer ? config->data.tokenizer : "byte";
     return options;
 }
 

@@ -61,8 +61,9 @@ static loom_status open_finetune(
     const loom_run_config *config, const loom_data_path *path, int64_t count, loom_dataset *set) {
     loom_finetune_dataset_config wanted = loom_finetune_dataset_config_default();
     loom_tokenizer *tokenizer = NULL;
+    const char *name = config->data.tokenizer;
     const char **paths = calloc((size_t)count + 1, sizeof *paths);
-    loom_status status = paths ? loom_tokenizer_open(config->data.tokenizer, &tokenizer)
+    loom_status status = paths ? loom_tokenizer_open(name ? name : "byte", &tokenizer)
                                : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld files", (long long)count);
     for (int64_t i = 0; !status && i < count; i++)
         paths[i] = path[i].prefix;
@@ -108,15 +109,23 @@ static loom_status open_validation(const loom_run_config *config, int64_t eod, l
     return open_gpt(config, LOOM_SPLIT_VALID, validation_samples(config, global), eod, &data->valid);
 }
 
+/* What `files` hold must fill a global batch. */
+static loom_status check_samples(
+    const loom_run_config *config, const char *files, const loom_dataset *set, int64_t global_batch_size) {
+    if (set->length >= global_batch_size)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_CONFIG, "%s has %lld %s, fewer than one global batch of %lld", files,
+        (long long)set->length,
+        config->data.pack_sequences ? "rows, into which data.pack_sequences put its samples" : "samples",
+        (long long)global_batch_size);
+}
+
 static loom_status check_validation(const loom_run_config *config, const loom_cli_train_data *data) {
     if (data->valid.sequence_length != data->train.sequence_length)
         return loom_fail(LOOM_ERR_CONFIG, "its sequences have %lld tokens, those of training %lld",
             (long long)data->valid.sequence_length, (long long)data->train.sequence_length);
-    if (data->valid.length >= data->sizes.global_batch_size)
-        return LOOM_OK;
-    return loom_fail(LOOM_ERR_CONFIG, "%s has %lld samples, fewer than one global batch of %lld",
-        config->data.valid_path_count > 0 ? "data.valid_path" : "its share of the documents",
-        (long long)data->valid.length, (long long)data->sizes.global_batch_size);
+    return check_samples(config, config->data.valid_path_count > 0 ? "data.valid_path" : "its share of the documents",
+        &data->valid, data->sizes.global_batch_size);
 }
 
 /* The loader begins these data again as often as the steps need. */
@@ -145,6 +154,8 @@ static loom_status open_train(const loom_run_config *config, int64_t eod, loom_c
         bool own = given->train_path_count > 0;
         LOOM_TRY(open_finetune(config, own ? given->train_path : given->path,
             own ? given->train_path_count : given->path_count, &data->train));
+        LOOM_TRY(
+            check_samples(config, own ? "data.train_path" : "data.path", &data->train, data->sizes.global_batch_size));
         return check_epochs(given, samples, data);
     }
     /* Whole batches are read: a ramp-up's steps may end inside one. */

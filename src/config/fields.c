@@ -381,8 +381,9 @@ const loom__field loom__fields[] = {
     PATHS(train_path, DOC("the same for training alone, all of it: data.split is not used then")),
     PATHS(valid_path, DOC("the same for validation alone, all of it")),
     EXPAND(STRING, DATA(split), "969,30,1", DOC("shares of training, validation and test documents")),
-    EXPAND(STRING, DATA(tokenizer), "byte",
-        DOC("byte: 256 bytes and an end of document; or the path of a tokenizer.json, vocab.json or tokenizer.model "
+    EXPAND(STRING, DATA(tokenizer), "null", NULLABLE,
+        DOC("null: byte, of whose tokens data.kind gpt may use fewer; byte: 256 bytes and an end of document; or the "
+            "path of a tokenizer.json, vocab.json or tokenizer.model "
             "(tiktoken's, or SentencePiece's where its library was there at the build), or of its directory")),
     EXPAND(INT, DATA(micro_batch_size), "1", FROM(1), DOC("samples a rank takes at once")),
     EXPAND(INT, DATA(global_batch_size), "null", NULLABLE, FROM(1),
