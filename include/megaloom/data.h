@@ -212,8 +212,8 @@ typedef struct loom_data_preprocess_result {
 
 /* Each document becomes one sequence: its tokens and, with append_eod, the end of document. An empty text in JSON lines
  * becomes a document of its end alone, or of no sequence. The same input gives the same bytes, for any number of
- * workers. Memory is bounded by some blocks of text for each worker and the longest document; a line of JSON has at most
- * 64 MiB, a longer one is wrong.
+ * workers. Memory is bounded by some blocks of text for each worker and the longest document; a line of JSON has at
+ * most 64 MiB, a longer one is wrong.
  *
  * A run that was stopped (killed, out of disk) leaves temporary files and PREFIX.preprocess, which says how far it was;
  * the same call goes on there, and gives the bytes of a run that was never stopped. Where configuration or input files
