@@ -385,10 +385,12 @@ static void check_paths(const loom_run_config *config, loom__faults *faults) {
         check_one_file("data.path", data->path_count, faults);
         check_one_file("data.train_path", data->train_path_count, faults);
         check_one_file("data.valid_path", data->valid_path_count, faults);
+        check_one_file("data.test_path", data->test_path_count, faults);
     }
     if (finetune &&
         (is_weighted(data->path, data->path_count) || is_weighted(data->train_path, data->train_path_count) ||
-            is_weighted(data->valid_path, data->valid_path_count)))
+            is_weighted(data->valid_path, data->valid_path_count) ||
+            is_weighted(data->test_path, data->test_path_count)))
         loom__faults_add(faults, LOOM_ERR_CONFIG, "data.path: data.kind finetune takes files without weights");
     /* What is not in files of its own is a share of the common ones; files that are read whole have none. */
     bool read_whole = fixed || finetune;
@@ -396,6 +398,10 @@ static void check_paths(const loom_run_config *config, loom__faults *faults) {
         missing(faults, "data.valid_path",
             read_whole ? "a file to validate with, since validation.every is set"
                        : "a prefix to validate with, since data.path is not given");
+    if (config->validation.test && data->test_path_count == 0 && (read_whole || data->path_count == 0))
+        missing(faults, "data.test_path",
+            read_whole ? "a file to test with, since validation.test is set"
+                       : "a prefix to test with, since data.path is not given");
 }
 
 static void check_split(const loom_run_config *config, loom__faults *faults) {
@@ -412,6 +418,10 @@ static void check_split(const loom_run_config *config, loom__faults *faults) {
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "data.split: found \"%s\", expected a second share above 0 since validation.every is set, or "
             "data.valid_path, or validation.every=0",
+            data->split);
+    if (config->validation.test && data->test_path_count == 0 && shares[LOOM_SPLIT_TEST][0] < 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "data.split: found \"%s\", expected a third share above 0 since validation.test is set, or data.test_path",
             data->split);
 }
 

@@ -380,10 +380,12 @@ const loom__field loom__fields[] = {
     PATHS(path, DOC("a prefix, a list of prefixes, or weights and prefixes in turn: [0.7, books, 0.3, web]")),
     PATHS(train_path, DOC("the same for training alone, all of it: data.split is not used then")),
     PATHS(valid_path, DOC("the same for validation alone, all of it")),
+    PATHS(test_path, DOC("the same for the test at the end alone, all of it")),
     EXPAND(STRING, DATA(split), "969,30,1", DOC("shares of training, validation and test documents")),
-    EXPAND(STRING, DATA(tokenizer), "byte",
-        DOC("byte: 256 bytes and an end of document; or the path of a tokenizer.json, vocab.json or tokenizer.model, "
-            "or of its directory")),
+    EXPAND(STRING, DATA(tokenizer), "null", NULLABLE,
+        DOC("null: byte, of whose tokens data.kind gpt may use fewer; byte: 256 bytes and an end of document; or the "
+            "path of a tokenizer.json, vocab.json or tokenizer.model "
+            "(tiktoken's, or SentencePiece's where its library was there at the build), or of its directory")),
     EXPAND(INT, DATA(micro_batch_size), "1", FROM(1), DOC("samples a rank takes at once")),
     EXPAND(INT, DATA(global_batch_size), "null", NULLABLE, FROM(1),
         DOC("samples a step; null: micro_batch_size data-parallel ranks, or the fixed file's")),
@@ -458,6 +460,9 @@ const loom__field loom__fields[] = {
 
     INT("validation.every", validation.every, "0", DOC("steps between validations; 0: none")),
     INT("validation.batches", validation.batches, "8", FROM(1), DOC("global batches a validation")),
+    BOOL("validation.test", validation.test, "false",
+        DOC("the loss of the test data, once all of them, when training has ended; of a blend with weights and of mock "
+            "data validation.batches")),
     INT("checkpoint.every", checkpoint.every, "0", FROM(0),
         DOC("steps between checkpoints in OUTPUT/checkpoints; 0: none")),
     INT("checkpoint.keep_last", checkpoint.keep_last, "2", FROM(1), DOC("checkpoints kept")),
