@@ -24,6 +24,11 @@ loom_status loom__state_check(const loom_state *state);
 /* The module of that number, in a state that was checked; 0 is the main one, whose keys in a checkpoint have no prefix.
  * false: there is none. */
 bool loom__state_module_at(const loom_state *state, int64_t number, loom__state_module *module);
+/* Whether a name is key + "." + more. */
+static inline bool loom__begins_with(const char *name, const char *key) {
+    size_t bytes = strlen(key);
+    return strncmp(name, key, bytes) == 0 && name[bytes] == '.';
+}
 /* The item of that key, or NULL. */
 const loom_state_item *loom__state_item(const loom_state *state, const char *key);
 static inline bool loom__state_is_plain(const loom_state_item *item) {

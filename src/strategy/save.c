@@ -505,10 +505,30 @@ static loom_status list_modules(saving_all *s) {
     return LOOM_OK;
 }
 
+/* The main module's keys have no prefix that would keep them apart from those of others. */
+static loom_status check_apart(const saving_all *s, const char *name) {
+    for (int64_t i = 1; i < s->count; i++)
+        if (loom__begins_with(name, s->modules[i].parts.key))
+            return loom_fail(LOOM_ERR_ARGUMENT,
+                "state: the key %s of a module begins keys of the main module, %s, such as %s: expected another",
+                s->modules[i].parts.key, s->modules[0].parts.key, name);
+    return LOOM_OK;
+}
+
+static loom_status check_all_apart(const saving_all *s) {
+    LOOM_TRY(s->count > 1 ? check_apart(s, "optimizer.") : LOOM_OK);
+    for (int64_t i = 0; s->count > 1 && s->modules->entries && i < s->modules->entries->count; i++)
+        LOOM_TRY(check_apart(s, s->modules->entries->entries[i].key));
+    for (int64_t i = 0; s->count > 1 && s->modules->own && i < s->modules->own->count; i++)
+        LOOM_TRY(check_apart(s, s->modules->own->entries[i].key));
+    return LOOM_OK;
+}
+
 static loom_status prepare(saving_all *s) {
     LOOM_TRY(check_keys(s));
     LOOM_TRY(loom_value_pool_create(&s->pool));
     LOOM_TRY(list_modules(s));
+    LOOM_TRY(check_all_apart(s));
     return loom_rank_index(s->fabric->rank) == 0 ? loom__checkpoint_begin(s->path) : LOOM_OK;
 }
 

@@ -51,14 +51,26 @@ static loom_status check_module(const loom_state_item *item) {
     return LOOM_OK;
 }
 
+/* Whose tensor is "a.b.w": that of a module a.b, or b.w of one a? */
+static loom_status check_prefixes(const loom_state *state, const loom_state_item *item) {
+    for (int64_t i = 0; i < state->count; i++)
+        if (state->items[i].module && loom__begins_with(state->items[i].key, item->key))
+            return loom_fail(LOOM_ERR_ARGUMENT,
+                "state: the key %s of a module begins with that of another, %s, and a dot: expected keys that do not",
+                state->items[i].key, item->key);
+    return LOOM_OK;
+}
+
 loom_status loom__state_check(const loom_state *state) {
     for (int64_t i = 0; i < state->count; i++)
         LOOM_TRY(check_item(state, i));
     for (int64_t i = 0; i < state->count; i++) {
         if (state->items[i].optimizer)
             LOOM_TRY(check_optimizer(state, state->items[i].optimizer));
-        if (state->items[i].module)
-            LOOM_TRY(check_module(&state->items[i]));
+        if (!state->items[i].module)
+            continue;
+        LOOM_TRY(check_module(&state->items[i]));
+        LOOM_TRY(check_prefixes(state, &state->items[i]));
     }
     return LOOM_OK;
 }
@@ -109,11 +121,6 @@ loom__load_scope loom__load_scope_of(const loom_checkpoint *checkpoint, const lo
     return scope;
 }
 
-static bool begins_with(const char *name, const char *key) {
-    size_t bytes = strlen(key);
-    return strncmp(name, key, bytes) == 0 && name[bytes] == '.';
-}
-
 const char *loom__load_scope_key(const loom__load_scope *scope, const char *name) {
     size_t bytes = strlen(scope->prefix);
     if (bytes > 0)
@@ -121,7 +128,7 @@ const char *loom__load_scope_key(const loom__load_scope *scope, const char *name
     bool dict = scope->others && scope->others->kind == LOOM_VALUE_DICT;
     for (int64_t i = 0; dict && i < scope->others->count; i++) {
         const loom_value *key = scope->others->items[2 * i];
-        if (key->kind == LOOM_VALUE_TEXT && begins_with(name, key->text))
+        if (key->kind == LOOM_VALUE_TEXT && loom__begins_with(name, key->text))
             return NULL;
     }
     return name;

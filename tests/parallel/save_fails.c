@@ -36,7 +36,8 @@ typedef struct obstacle {
     bool blocks;
 } obstacle;
 
-/* Asked of each entry of the optimizer, on each rank, between the making of the unfinished folder and the rank's file. */
+/* Asked of each entry of the optimizer, on each rank, between the making of the unfinished folder and the rank's file.
+ */
 static bool keep_all(void *context, const char *name) {
     obstacle *o = context;
     char path[2 * PATH];

@@ -165,6 +165,12 @@ static loom_status one_of_pair(pair *p, const char *path) {
     items[1].optimizer = p->of_policy;
     LOOM_TRY(expect(
         loom_fabric_save(p->fabric, path, &critic, NULL, 0), LOOM_ERR_ARGUMENT, "an optimizer alone cannot be saved"));
+    loom_state_item apart[] = {{.key = "state_dict", .module = p->policy}, {.key = "decoder", .module = p->critic}};
+    LOOM_TRY(expect(loom_fabric_save(p->fabric, path, &(loom_state){apart, 2}, NULL, 0), LOOM_ERR_ARGUMENT,
+        "the key decoder of a module begins keys of the main module"));
+    apart[1].key = "state_dict.critic";
+    LOOM_TRY(expect(loom_fabric_save(p->fabric, path, &(loom_state){apart, 2}, NULL, 0), LOOM_ERR_ARGUMENT,
+        "begins with that of another, state_dict, and a dot"));
     items[0].module = p->policy;
     loom_state_item twice[] = {items[0], items[2]};
     return expect(
