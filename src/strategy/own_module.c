@@ -96,7 +96,8 @@ loom_status loom__own_state_create(
     const loom_parallel *parallel, const loom_optimizer *optimizer, loom__own_state **out) {
     if (loom_parallel_dtype(parallel) != LOOM_F32)
         return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "not supported yet: checkpoints of a module that was not made by loom_gpt_create with %s weights; only fp32",
+            "not supported yet: checkpoints of a module that was not made by loom_gpt_create with %s weights; only "
+            "fp32",
             loom_dtype_name(loom_parallel_dtype(parallel)));
     loom_comm *const *groups = parallel->fabric->groups;
     listing l = {.parallel = parallel,
