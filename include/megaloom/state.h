@@ -48,10 +48,10 @@ typedef struct loom_state_filter {
  *
  * A state may hold several modules, each with its optimizer or without. The tensors of the one with the key state_dict
  * (without one, of the first) have Megatron-Core's keys; those of another KEY have "KEY." in front, with which none of
- * the main one's may begin. A module that was not made by loom_gpt_create, on one pipeline stage, is stored by the names
- * of its parameters: NAME, and optimizer.state.exp_avg.NAME and so on, flat; a parameter that is a shard of the tensor
- * ranks has the rank as its first axis, and loads at the same number of them alone. Keys of items that are neither
- * modules nor optimizers are keys of the common state, except those that are its own: checkpoint_version,
+ * the main one's may begin. A module that was not made by loom_gpt_create, on one pipeline stage, is stored by the
+ * names of its parameters: NAME, and optimizer.state.exp_avg.NAME and so on, flat; a parameter that is a shard of the
+ * tensor ranks has the rank as its first axis, and loads at the same number of them alone. Keys of items that are
+ * neither modules nor optimizers are keys of the common state, except those that are its own: checkpoint_version,
  * content_metadata, optimizer, opt_param_scheduler and megaloom (the layout).
  *
  * Collective over all ranks. Errors: LOOM_ERR_ARGUMENT as for loom_fabric_load, and for a filter whose key the state
