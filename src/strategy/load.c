@@ -1,6 +1,7 @@
 /* Loading a state, as the strategy does it: first every rank finds out, alone, whether what was asked for is there;
  * they agree; only then anything is changed. The invariant: an error of a strict load leaves the state as it was. */
 #include "strategy/load.h"
+#include "model/gpt.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -137,6 +138,15 @@ static loom_status read_tensors(loading *l, bool *masters) {
     return l->parts.optimizer ? loom__load_optimizer(l->parts.optimizer, l->report.sources->checkpoint) : LOOM_OK;
 }
 
+/* Training goes on with the random numbers that it had; every rank reads the same ones. */
+static void take_seed(const loading *l) {
+    const loom_value *common = loom_checkpoint_get_info(l->report.sources->checkpoint)->common;
+    const loom_value *seed = loom_value_get(loom_value_get(common, "megaloom"), "seed");
+    loom__gpt *gpt = l->parts.module->module->context;
+    if (seed && seed->kind == LOOM_VALUE_INT)
+        gpt->environment.seed = (uint64_t)seed->integer;
+}
+
 static loom_status load_all(loading *l, const char *path, bool strict) {
     loom_comm *world = loom_rank_world(l->fabric->rank);
     bool masters;
@@ -146,6 +156,8 @@ static loom_status load_all(loading *l, const char *path, bool strict) {
     LOOM_TRY(loom_agree(world, read_tensors(l, &masters)));
     if (masters)
         LOOM_TRY(loom__ddp_gather(l->parts.module->ddp));
+    if (l->parts.optimizer)
+        take_seed(l);
     return loom_agree(world, take_values(l));
 }
 

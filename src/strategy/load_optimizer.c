@@ -9,26 +9,35 @@ static const loom_value *first_item(const loom_value *list) {
     return list && list->kind == LOOM_VALUE_LIST && list->count > 0 ? list->items[0] : NULL;
 }
 
+/* A tensor of one number, which need not be aligned, counts as that number. */
 static bool read_number(const loom_value *value, double *out) {
+    float number = 0;
     if (value && value->kind == LOOM_VALUE_INT)
         *out = (double)value->integer;
     else if (value && value->kind == LOOM_VALUE_FLOAT)
         *out = value->number;
+    else if (value && value->kind == LOOM_VALUE_TENSOR && value->tensor->dtype == LOOM_F32 &&
+             value->tensor->elements == 1)
+        *out = (double)*(float *)memcpy(&number, value->tensor->data, sizeof number);
     else
         return false;
     return true;
 }
 
-static loom_status read_integer(const loom_value *from, const char *what, const char *key, int64_t *out) {
+static loom_status read_whole(const loom_value *from, const char *what, const char *key, double least, int64_t *out) {
     double number = 0;
     const double most = 0x1p62;
     if (!read_number(loom_value_get(from, key), &number))
         return LOOM_OK;
-    if (!(number >= 0 && number < most) || floor(number) < number)
-        return loom_fail(
-            LOOM_ERR_FORMAT, "checkpoint: %s, %s: found %g, expected a whole number from 0 on", what, key, number);
+    if (!(number >= least && number < most) || floor(number) < number)
+        return loom_fail(LOOM_ERR_FORMAT, "checkpoint: %s, %s: found %g, expected a whole number from %g on", what, key,
+            number, least);
     *out = (int64_t)number;
     return LOOM_OK;
+}
+
+static loom_status read_integer(const loom_value *from, const char *what, const char *key, int64_t *out) {
+    return read_whole(from, what, key, 0, out);
 }
 
 /* "step" of the first group; *steps stays where there is none. */
@@ -90,16 +99,19 @@ static loom_status load_schedule(loom_optimizer *optimizer, const loom_value *co
 
 /* skipped_steps and grad_scaler are ours and Megatron-Core's; either may be missing. */
 static loom_status read_progress(const loom_value *common, loom__optimizer_progress *progress) {
-    const loom_value *scaler = loom_value_get(loom_value_get(common, "optimizer"), "grad_scaler");
+    const loom_value *optimizer = loom_value_get(common, "optimizer"), *inner = first_item(optimizer);
+    const loom_value *scaler = loom_value_get(inner ? inner : optimizer, "grad_scaler");
+    const double many = 0x1p53; /* bad steps in a row */
     LOOM_TRY(read_integer(loom_value_get(common, "megaloom"), "megaloom", "skipped_steps", &progress->skipped_steps));
+    progress->dynamic = false;
     if (!read_number(loom_value_get(scaler, "scale"), &progress->scale))
         return LOOM_OK;
     if (!(progress->scale > 0) || isinf(progress->scale))
         return loom_fail(LOOM_ERR_FORMAT, "checkpoint: grad_scaler, scale: found %g, expected a finite number above 0",
             progress->scale);
     LOOM_TRY(read_integer(scaler, "grad_scaler", "growth_tracker", &progress->growth_tracker));
-    LOOM_TRY(read_integer(scaler, "grad_scaler", "hysteresis_tracker", &progress->hysteresis_tracker));
-    progress->has_scaler = true;
+    LOOM_TRY(read_whole(scaler, "grad_scaler", "hysteresis_tracker", -many, &progress->hysteresis_tracker));
+    progress->dynamic = true;
     return LOOM_OK;
 }
 

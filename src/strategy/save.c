@@ -23,7 +23,7 @@ typedef struct saving {
     loom__sharded_layout layout; /* of the module */
     loom_stage *stages;
     loom__sharded_options options;
-    loom__state_buckets *buckets; /* NULL without the distributed optimizer */
+    loom__state_buckets *buckets; /* of dp_reshardable; else NULL */
     loom__sharded_state *entries; /* of this rank; NULL without a module */
     loom_value_pool *pool;
     loom__checkpoint_writer *writer;
@@ -71,16 +71,22 @@ static loom_status shard_state(saving *s) {
     const loom__gpt *gpt = parallel->module->context;
     LOOM_TRY(loom__parallel_layout(parallel, &s->layout, &s->stages));
     const loom__ddp_view *view = parallel->ddp ? loom__ddp_view_of(parallel->ddp) : NULL;
-    s->options = (loom__sharded_options){.prefix = "", .param_dtype = LOOM_F32, .grad_dtype = LOOM_F32};
+    loom_dtype dtype = loom_parallel_dtype(parallel);
+    s->options = (loom__sharded_options){.prefix = "",
+        .param_dtype = dtype,
+        .grad_dtype = s->fabric->config.ddp_config.grad_reduce_in_fp32 ? LOOM_F32 : dtype};
     if (s->parts.optimizer) {
         const loom__optimizer_state *state = loom__optimizer_state_of(s->parts.optimizer);
-        s->options.form = view->sharded ? LOOM__OPTIMIZER_DP_RESHARDABLE : LOOM__OPTIMIZER_WHOLE;
+        s->options.form = !view->sharded                                        ? LOOM__OPTIMIZER_WHOLE
+                          : s->fabric->config.dist_ckpt_optim_fully_reshardable ? LOOM__OPTIMIZER_FULLY_RESHARDABLE
+                                                                                : LOOM__OPTIMIZER_DP_RESHARDABLE;
+        s->options.by_shard = true;
         s->options.moments = state->count;
         for (int i = 0; i < state->count; i++) {
             s->options.moment[i].name = state->arrays[i].name;
             s->options.moment[i].dtype = state->arrays[i].dtype;
         }
-        if (view->sharded)
+        if (s->options.form == LOOM__OPTIMIZER_DP_RESHARDABLE)
             LOOM_TRY(loom__state_buckets_create(&s->layout, gpt->part, parallel->stage, &s->buckets));
     }
     int place = loom_comm_rank(s->fabric->groups[LOOM_GROUP_DP_CP]);
@@ -101,22 +107,30 @@ static loom_status no_data(const loom__state_entry *entry, const char *name) {
         entry->key, (long long)entry->at, (long long)(entry->at + entry->count), name);
 }
 
+/* An array that the optimizer keeps of its parts: masters, where the weights are not their own, and moments. */
+static const void *kept_array(const saving *s, const loom__ddp_view *view, int array, loom_dtype *dtype) {
+    const loom__optimizer_state *state = loom__optimizer_state_of(s->parts.optimizer);
+    *dtype = array == LOOM__STATE_MASTER ? LOOM_F32 : state->arrays[array - LOOM__STATE_MOMENT].dtype;
+    return array == LOOM__STATE_MASTER ? view->master : state->arrays[array - LOOM__STATE_MOMENT].values;
+}
+
 static loom_status data_of(const saving *s, const loom__state_entry *entry, const void **data) {
     const loom_parallel *parallel = s->parts.module;
     const loom__gpt *gpt = parallel->module->context;
     const loom_parameter *parameter = gpt->set->list[entry->entry];
-    *data = parameter->data + entry->at;
-    if (entry->array < LOOM__STATE_MOMENT)
+    loom_dtype dtype = parameter->dtype;
+    if (entry->array == LOOM__STATE_WEIGHT || (entry->array == LOOM__STATE_MASTER && dtype == LOOM_F32)) {
+        *data = (const char *)loom_parameter_values(parameter) + (size_t)entry->at * loom_dtype_size(dtype);
         return LOOM_OK;
+    }
     const loom__ddp_view *view = loom__ddp_view_of(parallel->ddp);
-    const struct loom__optimizer_array *array =
-        &loom__optimizer_state_of(s->parts.optimizer)->arrays[entry->array - LOOM__STATE_MOMENT];
+    const char *values = kept_array(s, view, entry->array, &dtype);
     int64_t number = view->place_count - 1 - entry->entry;
     const loom__ddp_part *part = &view->parts[number];
     int64_t from = entry->at - (part->start - view->places[number].start);
     if (view->parameters[number] != parameter || from < 0 || from + entry->count > part->count)
         return no_data(entry, parameter->name);
-    *data = (const char *)array->values + (size_t)(part->state + from) * loom_dtype_size(array->dtype);
+    *data = values + (size_t)(part->state + from) * loom_dtype_size(dtype);
     return LOOM_OK;
 }
 
@@ -136,20 +150,25 @@ static loom_status write_tensor(saving *s, const loom__state_entry *entry) {
     return status;
 }
 
-/* [{(torch.float32, torch.float32): [elements of its buckets]}, … a buffer]. */
+static loom_status append_dtype(const saving *s, loom_value *list, loom_dtype dtype) {
+    loom_value *name = NULL;
+    LOOM_TRY(loom_value_name(s->pool, loom__state_dtype_name(dtype), &name));
+    return loom_value_append(s->pool, list, name);
+}
+
+/* [{(dtype of parameters, of gradients): [elements of its buckets]}, … a buffer]. */
 static loom_status numel_value(const saving *s, bool unpadded, loom_value **out) {
     loom_value *list = NULL, *dict = NULL, *numbers = NULL;
     LOOM_TRY(loom_value_list(s->pool, &list));
     for (int64_t b = 0; b < s->buckets->count; b++) {
         const loom__state_bucket *bucket = &s->buckets->buckets[b];
         if (bucket->index == 0) {
-            loom_value *key = NULL, *dtype = NULL;
+            loom_value *key = NULL;
             LOOM_TRY(loom_value_dict(s->pool, &dict));
             LOOM_TRY(loom_value_list(s->pool, &numbers));
             LOOM_TRY(loom_value_tuple(s->pool, &key));
-            LOOM_TRY(loom_value_name(s->pool, "torch.float32", &dtype));
-            LOOM_TRY(loom_value_append(s->pool, key, dtype));
-            LOOM_TRY(loom_value_append(s->pool, key, dtype));
+            LOOM_TRY(append_dtype(s, key, s->options.param_dtype));
+            LOOM_TRY(append_dtype(s, key, s->options.grad_dtype));
             LOOM_TRY(loom_value_set_pair(s->pool, dict, key, numbers));
             LOOM_TRY(loom_value_append(s->pool, list, dict));
         }
@@ -212,8 +231,9 @@ static loom_status set_bool(const saving *s, loom_value *dict, const char *key, 
 }
 
 static loom_status add_content(const saving *s, loom_value *common) {
-    loom__content_metadata content =
-        loom__sharded_state_dict_metadata(s->fabric->config.ddp_config.use_distributed_optimizer);
+    const loom_megatron_strategy_config *config = &s->fabric->config;
+    loom__content_metadata content = loom__sharded_state_dict_metadata(
+        config->ddp_config.use_distributed_optimizer, config->dist_ckpt_optim_fully_reshardable);
     loom_value *dict = NULL, *version = NULL;
     LOOM_TRY(loom_value_float(s->pool, 3.0, &version)); /* Megatron-LM's, since 2020 */
     LOOM_TRY(loom_value_set(s->pool, common, "checkpoint_version", version));
@@ -232,9 +252,9 @@ static loom_status add_optimizer(const saving *s, loom_value *common) {
     if (!optimizer)
         return LOOM_OK;
     LOOM_TRY(loom_value_dict(s->pool, &dict));
-    if (s->buckets) {
-        LOOM_TRY(set_text(s, dict, "param_state_sharding_type", "dp_reshardable"));
-    } else {
+    if (s->options.form != LOOM__OPTIMIZER_WHOLE)
+        LOOM_TRY(set_text(s, dict, "param_state_sharding_type", loom__optimizer_form_name(s->options.form)));
+    if (s->options.form != LOOM__OPTIMIZER_DP_RESHARDABLE) {
         LOOM_TRY(groups_value(s, &groups));
         LOOM_TRY(loom_value_set(s->pool, dict, "optimizer", groups));
     }
@@ -248,12 +268,16 @@ static loom_status add_optimizer(const saving *s, loom_value *common) {
 
 static loom_status add_layout(const saving *s, loom_value *common) {
     const loom_value *layout = NULL;
-    loom_value *dict = NULL, *skipped = NULL;
+    loom_value *dict = NULL, *skipped = NULL, *seed = NULL;
     if (!s->parts.module)
         return LOOM_OK;
+    const loom__gpt *gpt = s->parts.module->module->context;
     LOOM_TRY(loom_value_dict(s->pool, &dict));
     LOOM_TRY(loom__layout_value(s->pool, &s->layout, &layout));
     LOOM_TRY(loom_value_set(s->pool, dict, "layout", layout));
+    /* All that random numbers have as a state: the rest of their coordinates are those of the data. */
+    LOOM_TRY(loom_value_int(s->pool, (int64_t)gpt->environment.seed, &seed));
+    LOOM_TRY(loom_value_set(s->pool, dict, "seed", seed));
     if (s->parts.optimizer) {
         LOOM_TRY(loom_value_int(s->pool, loom__optimizer_progress_of(s->parts.optimizer).skipped_steps, &skipped));
         LOOM_TRY(loom_value_set(s->pool, dict, "skipped_steps", skipped));

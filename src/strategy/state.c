@@ -35,10 +35,6 @@ loom_status loom__state_check(const loom_state *state, loom__state_parts *parts)
     if (parts->module && !parts->module->is_gpt)
         return loom_fail(LOOM_ERR_ARGUMENT,
             "state: this module was not made by loom_gpt_create: its tensors have no names in a checkpoint");
-    if (parts->module && loom_parallel_dtype(parts->module) != LOOM_F32)
-        return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "not supported yet: checkpoints of a model with %s weights; only fp32 ones",
-            loom_dtype_name(loom_parallel_dtype(parts->module)));
     return LOOM_OK;
 }
 
