@@ -40,10 +40,13 @@ static loom_status read_integer(const loom_value *from, const char *what, const 
     return read_whole(from, what, key, 0, out);
 }
 
-/* "step" of the first group; *steps stays where there is none. */
+/* "step" of the first group, or that of all parameters; *steps stays where there is none. */
 static loom_status read_steps(const loom_value *optimizer, int64_t *steps) {
     const loom_value *inner = loom_value_get(optimizer, "optimizer");
-    const loom_value *groups = loom_value_get(inner ? inner : optimizer, "param_groups");
+    if (inner)
+        optimizer = inner;
+    LOOM_TRY(read_integer(loom_value_get(optimizer, "state"), "state of the optimizer", "common_step", steps));
+    const loom_value *groups = loom_value_get(optimizer, "param_groups");
     return read_integer(first_item(groups), "param_groups of the optimizer", "step", steps);
 }
 

@@ -247,17 +247,25 @@ static loom_status add_content(const saving *s, loom_value *common) {
 
 static loom_status add_optimizer(const saving *s, loom_value *common) {
     const loom_optimizer *optimizer = s->parts.optimizer;
-    const loom_value *schedule = NULL, *scaler = NULL;
+    const loom_value *schedule = NULL, *scaler = NULL, *state = NULL;
     loom_value *dict = NULL, *groups = NULL;
+    bool whole = s->options.form == LOOM__OPTIMIZER_WHOLE;
     if (!optimizer)
         return LOOM_OK;
     LOOM_TRY(loom_value_dict(s->pool, &dict));
-    if (s->options.form != LOOM__OPTIMIZER_WHOLE)
+    if (!whole)
         LOOM_TRY(set_text(s, dict, "param_state_sharding_type", loom__optimizer_form_name(s->options.form)));
-    if (s->options.form != LOOM__OPTIMIZER_DP_RESHARDABLE) {
+    if (s->options.form != LOOM__OPTIMIZER_DP_RESHARDABLE)
         LOOM_TRY(groups_value(s, &groups));
-        LOOM_TRY(loom_value_set(s->pool, dict, "optimizer", groups));
+    if (whole) {
+        LOOM_TRY(loom__optimizer_step_value(s->pool, optimizer, &state));
+        LOOM_TRY(loom_value_set(s->pool, groups, "state", state));
     }
+    /* There Megatron-Core's optimizer is PyTorch's own, where it has no masters; else it wraps it. */
+    if (whole && s->options.param_dtype == LOOM_F32)
+        dict = groups;
+    else if (groups)
+        LOOM_TRY(loom_value_set(s->pool, dict, "optimizer", groups));
     LOOM_TRY(loom__optimizer_scaler_value(s->pool, optimizer, &scaler));
     if (scaler)
         LOOM_TRY(loom_value_set(s->pool, dict, "grad_scaler", scaler));
