@@ -41,9 +41,11 @@ typedef struct loom_state_filter {
 /* Writes the state to the folder `path`, in Megatron-Core's form torch_dist: first to path.tmp, which is flushed to the
  * disk and renamed when all ranks have succeeded; a checkpoint that was there is replaced in one step. So a run that is
  * killed at any instant leaves `path` as it was, or whole and new. Each rank writes what no rank before it in its
- * data-parallel group holds as well; with the distributed optimizer each its own shard of the buckets
- * (dp_reshardable). Keys of items that are neither modules nor optimizers are keys of the common state, except those
- * that are its own: checkpoint_version, content_metadata, optimizer, opt_param_scheduler and megaloom (the layout).
+ * data-parallel group holds as well; with the distributed optimizer each its own shard: of the buckets
+ * (dp_reshardable), or with strategy.dist_ckpt_optim_fully_reshardable of the parameters. Weights are stored in the
+ * dtype they are kept in, and masters beside 16-bit ones; with the optimizer also its loss scale, and the seed. Keys of
+ * items that are neither modules nor optimizers are keys of the common state, except those that are its own:
+ * checkpoint_version, content_metadata, optimizer, opt_param_scheduler and megaloom (the layout).
  *
  * Collective over all ranks. Errors: LOOM_ERR_ARGUMENT as for loom_fabric_load, and for a filter whose key the state
  * lacks or a key that is the common state's own; LOOM_ERR_IO, LOOM_ERR_MEMORY. All ranks fail together. */
@@ -72,8 +74,10 @@ LOOM_API void loom_load_report_free(loom_load_report *report);
 
 /* Loads the checkpoint at `path` (as loom_checkpoint_open finds it) into the state, at any tensor, pipeline, virtual
  * pipeline and data-parallel size and with or without the distributed optimizer, whatever layout wrote it. Modules are
- * those of loom_gpt_create. With an optimizer also its moments, the master weights, its number of updates and its
- * schedule. A vocabulary may be padded otherwise: rows that are not there are zero.
+ * those of loom_gpt_create. With an optimizer also its moments, the master weights, its number of updates, its
+ * schedule, its loss scale, and the seed of dropout. Weights of another dtype are converted; masters that the
+ * checkpoint lacks, and those of a model without its optimizer, are the stored weights, before they are rounded. A
+ * vocabulary may be padded otherwise: rows that are not there are zero.
  *
  * strict: what is missing, unexpected or misshaped is an error with all names, and nothing has been changed. Otherwise
  * what there is is loaded and the rest listed. `_extra_state` and random states of other programs are no concern.

@@ -54,6 +54,7 @@ typedef struct loom__sharded_options {
     /* Of fully_reshardable: a data-parallel place has what it keeps, the elements of its shard of the buckets, rather
      * than copies of all. */
     bool by_shard;
+    bool weights_alone; /* of what is read: keys of an optimizer are nothing of the model */
     int moments; /* of the optimizer, by PyTorch's names: exp_avg, exp_avg_sq, … */
     struct loom__sharded_moment {
         const char *name;

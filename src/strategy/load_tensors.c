@@ -119,7 +119,7 @@ loom_status loom__load_create(const loom_parallel *parallel, const loom_optimize
     load->parallel = parallel;
     load->checkpoint = checkpoint;
     load->gpt = parallel->module->context;
-    load->options = (loom__sharded_options){.prefix = ""};
+    load->options = (loom__sharded_options){.prefix = "", .weights_alone = !optimizer};
     if (optimizer) {
         load->state = loom__optimizer_state_of(optimizer);
         load->options.moments = load->state->count;

@@ -28,7 +28,7 @@ typedef struct resume_result {
 typedef struct resume_job {
     const resume_case *c;
     const char *path;
-    bool load;
+    bool load, alone; /* alone: the model without its optimizer */
     resume_result *result;
 } resume_job;
 
@@ -92,11 +92,11 @@ static loom_status load_consumed(void *context, const loom_value *value) {
     return LOOM_OK;
 }
 
-static loom_status transfer(resumed *r, const char *path, bool load) {
+static loom_status transfer(resumed *r, const char *path, bool load, bool alone) {
     loom_state_item items[] = {{.key = "state_dict", .module = r->run.parallel},
         {.key = "optimizer", .optimizer = r->run.optimizer},
         {.key = "consumed_samples", .load = load_consumed, .save = save_consumed, .context = r}};
-    loom_state state = {items, 3};
+    loom_state state = {items, alone ? 1 : 3};
     loom_load_report report = {0};
     if (!load)
         return loom_fabric_save(r->run.fabric, path, &state, NULL, 0);
@@ -173,7 +173,7 @@ static loom_status go(loom_rank *rank, const resume_job *job, resumed *r, resume
     c.at = pipe_filled(&c.at);
     LOOM_TRY(start(rank, &c, job->load, &r->run));
     if (job->load)
-        LOOM_TRY(transfer(r, job->path, true));
+        LOOM_TRY(transfer(r, job->path, true, job->alone));
     LOOM_TRY(feed(&c, r));
     loom_callback callback = {.context = r, .event = {[LOOM_EVENT_MICROBATCHES_END] = inject}};
     LOOM_TRY(loom_callbacks_add(loom_fabric_callbacks(r->run.fabric), &callback));
@@ -183,7 +183,7 @@ static loom_status go(loom_rank *rank, const resume_job *job, resumed *r, resume
             LOOM_TRY(look_at_masters(&r->run, &masters));
         LOOM_TRY(step(rank, &c, r, t, mine));
         if (t + 1 == STOP && !job->load)
-            LOOM_TRY(transfer(r, job->path, false));
+            LOOM_TRY(transfer(r, job->path, false, false));
     }
     LOOM_TRY(gather_hash(rank, masters, mine->masters));
     mine->weights = 0xcbf29ce484222325u;
@@ -209,14 +209,18 @@ static const char *name_of(const resume_case *c, char text[PIPE_TEXT]) {
     return text;
 }
 
-static resume_result run(const resume_case *c, const char *path, bool load) {
+static resume_result run_job(const resume_case *c, const char *path, bool load, bool alone) {
     char name[PIPE_TEXT];
     loom_run_options options = test_options();
     resume_result result = {0};
-    resume_job job = {c, path, load, &result};
+    resume_job job = {c, path, load, alone, &result};
     if (loom_run_local(c->at.ranks, body, &job, &options))
         fail_msg("%s: %s: %s", load ? "resumed" : "whole", name_of(c, name), loom_error_message());
     return result;
+}
+
+static resume_result run(const resume_case *c, const char *path, bool load) {
+    return run_job(c, path, load, false);
 }
 
 static void folder(char path[PATH]) {
@@ -366,12 +370,31 @@ static void a_run_goes_on_in_another_precision(void **state) {
             }
 }
 
+/* What the stored weights were is not lost by rounding them. */
+static void masters_of_a_model_alone_are_the_stored_weights(void **state) {
+    (void)state;
+    for (int sharded = 0; sharded < 2; sharded++) {
+        char path[PATH];
+        resume_case from = {.at = {.ranks = 2, .sharded = sharded}};
+        folder(path);
+        resume_result wanted = run(&from, path, false);
+        for (int p = 1; p < PRECISIONS; p++) {
+            resume_case to = from;
+            to.at.precision = precisions[p];
+            resume_result found = run_job(&to, path, true, true);
+            assert_memory_equal(found.masters, wanted.masters, sizeof found.masters);
+        }
+        folder(path);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stop_changes_no_bit_in_any_precision),
         cmocka_unit_test(nor_does_it_on_tensor_and_pipeline_ranks),
         cmocka_unit_test(at_another_layout_only_sums_are_rounded_otherwise),
         cmocka_unit_test(a_run_goes_on_in_another_precision),
+        cmocka_unit_test(masters_of_a_model_alone_are_the_stored_weights),
     };
     return cmocka_run_group_tests_name("parallel.resume_exactly", tests, NULL, NULL);
 }
