@@ -159,10 +159,12 @@ static loom_status add_objects(loom__state_list *list, int64_t group) {
     static const struct {
         loom__state_object object;
         const char *name;
-    } objects[] = {{LOOM__STATE_OPTIMIZER, "optimizer"}, {LOOM__STATE_NUMEL, "per_bucket_numel"},
-        {LOOM__STATE_NUMEL_UNPADDED, "per_bucket_numel_unpadded"}};
+    } objects[] = {{LOOM__STATE_OPTIMIZER, "optimizer"}, {LOOM__STATE_SCALER, "grad_scaler"},
+        {LOOM__STATE_NUMEL, "per_bucket_numel"}, {LOOM__STATE_NUMEL_UNPADDED, "per_bucket_numel_unpadded"}};
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) {
         loom__state_entry *entry = NULL;
+        if (objects[i].object == LOOM__STATE_SCALER && !list->options->scaler)
+            continue;
         LOOM_TRY(loom__state_list_add(list, &entry));
         LOOM_TRY(loom__state_key_format(
             entry->key, "optimizer.distributed.dp_group_idx_%lld.%s/shard_0_1", (long long)group, objects[i].name));

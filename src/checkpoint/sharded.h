@@ -54,8 +54,9 @@ typedef struct loom__sharded_options {
     /* Of fully_reshardable: a data-parallel place has what it keeps, the elements of its shard of the buckets, rather
      * than copies of all. */
     bool by_shard;
+    bool scaler;        /* of dp_reshardable: the optimizer has a loss scale, which is an object there */
     bool weights_alone; /* of what is read: keys of an optimizer are nothing of the model */
-    int moments; /* of the optimizer, by PyTorch's names: exp_avg, exp_avg_sq, … */
+    int moments;        /* of the optimizer, by PyTorch's names: exp_avg, exp_avg_sq, … */
     struct loom__sharded_moment {
         const char *name;
         loom_dtype dtype;
@@ -69,6 +70,7 @@ typedef enum loom__state_object {
     LOOM__STATE_TENSOR,        /* no object */
     LOOM__STATE_EXTRA,         /* of a linear layer: holds nothing */
     LOOM__STATE_OPTIMIZER,     /* param_groups of a data-parallel group */
+    LOOM__STATE_SCALER,        /* the loss scale of one */
     LOOM__STATE_NUMEL,         /* elements of each bucket of a data-parallel group, */
     LOOM__STATE_NUMEL_UNPADDED /* and without what stands behind its last parameter */
 } loom__state_object;

@@ -50,22 +50,20 @@ static loom_status read_steps(const loom_value *optimizer, int64_t *steps) {
     return read_integer(first_item(groups), "param_groups of the optimizer", "step", steps);
 }
 
-static loom_status find_steps(const loom_checkpoint *checkpoint, int64_t *steps) {
-    const loom_checkpoint_info *info = loom_checkpoint_get_info(checkpoint);
-    const loom_value *common = loom_value_get(info->common, "optimizer"), *inner = first_item(common);
-    LOOM_TRY(read_steps(inner ? inner : common, steps));
-    for (int64_t i = 0; *steps < 0 && i < info->objects; i++) {
+/* What the first data-parallel group of a dp_reshardable optimizer keeps under a name; *value stays where it does not.
+ */
+static loom_status read_group(
+    const loom_checkpoint *checkpoint, const char *name, loom_value_pool *pool, const loom_value **value) {
+    char key[128];
+    snprintf(key, sizeof key, "optimizer.distributed.dp_group_idx_0.%s/shard_0_1", name);
+    for (int64_t i = 0; i < loom_checkpoint_get_info(checkpoint)->objects; i++) {
         const loom_checkpoint_object *object = loom_checkpoint_object_at(checkpoint, i);
-        if (strcmp(object->name, "optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1") != 0)
+        const loom_value *list = NULL;
+        if (strcmp(object->name, key) != 0)
             continue;
-        loom_value_pool *pool = NULL;
-        const loom_value *value = NULL;
-        LOOM_TRY(loom_value_pool_create(&pool));
-        loom_status status = loom_checkpoint_read_object(checkpoint, object, pool, &value);
-        if (!status)
-            status = read_steps(first_item(value), steps);
-        loom_value_pool_destroy(pool);
-        return status;
+        LOOM_TRY(loom_checkpoint_read_object(checkpoint, object, pool, &list));
+        *value = first_item(list);
+        break;
     }
     return LOOM_OK;
 }
@@ -100,12 +98,8 @@ static loom_status load_schedule(loom_optimizer *optimizer, const loom_value *co
     return loom_optimizer_load_lr_state(optimizer, &state);
 }
 
-/* skipped_steps and grad_scaler are ours and Megatron-Core's; either may be missing. */
-static loom_status read_progress(const loom_value *common, loom__optimizer_progress *progress) {
-    const loom_value *optimizer = loom_value_get(common, "optimizer"), *inner = first_item(optimizer);
-    const loom_value *scaler = loom_value_get(inner ? inner : optimizer, "grad_scaler");
+static loom_status read_scaler(const loom_value *scaler, loom__optimizer_progress *progress) {
     const double many = 0x1p53; /* bad steps in a row */
-    LOOM_TRY(read_integer(loom_value_get(common, "megaloom"), "megaloom", "skipped_steps", &progress->skipped_steps));
     progress->dynamic = false;
     if (!read_number(loom_value_get(scaler, "scale"), &progress->scale))
         return LOOM_OK;
@@ -118,15 +112,36 @@ static loom_status read_progress(const loom_value *common, loom__optimizer_progr
     return LOOM_OK;
 }
 
-loom_status loom__load_optimizer(loom_optimizer *optimizer, const loom_checkpoint *checkpoint) {
+/* What is not among the common state is, or may be, with the group. */
+static loom_status read_progress(
+    const loom_checkpoint *checkpoint, loom_value_pool *pool, int64_t *steps, loom__optimizer_progress *progress) {
     const loom_value *common = loom_checkpoint_get_info(checkpoint)->common;
+    const loom_value *optimizer = loom_value_get(common, "optimizer"), *group = NULL;
+    if (first_item(optimizer))
+        optimizer = first_item(optimizer);
+    LOOM_TRY(read_steps(optimizer, steps));
+    if (*steps < 0) {
+        LOOM_TRY(read_group(checkpoint, "optimizer", pool, &group));
+        LOOM_TRY(read_steps(group, steps));
+    }
+    const loom_value *scaler = loom_value_get(optimizer, "grad_scaler");
+    if (!scaler)
+        LOOM_TRY(read_group(checkpoint, "grad_scaler", pool, &scaler));
+    LOOM_TRY(read_scaler(scaler, progress));
+    return read_integer(loom_value_get(common, "megaloom"), "megaloom", "skipped_steps", &progress->skipped_steps);
+}
+
+loom_status loom__load_optimizer(loom_optimizer *optimizer, const loom_checkpoint *checkpoint) {
     loom__optimizer_progress progress = loom__optimizer_progress_of(optimizer);
     int64_t steps = -1;
-    LOOM_TRY(find_steps(checkpoint, &steps));
-    LOOM_TRY(read_progress(common, &progress));
+    loom_value_pool *pool = NULL;
+    LOOM_TRY(loom_value_pool_create(&pool));
+    loom_status status = read_progress(checkpoint, pool, &steps, &progress);
+    loom_value_pool_destroy(pool);
+    LOOM_TRY(status);
     if (steps >= 0) {
         progress.steps = steps;
         loom__optimizer_set_progress(optimizer, &progress);
     }
-    return load_schedule(optimizer, common);
+    return load_schedule(optimizer, loom_checkpoint_get_info(checkpoint)->common);
 }

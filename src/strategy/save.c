@@ -81,6 +81,7 @@ static loom_status shard_state(saving *s) {
                           : s->fabric->config.dist_ckpt_optim_fully_reshardable ? LOOM__OPTIMIZER_FULLY_RESHARDABLE
                                                                                 : LOOM__OPTIMIZER_DP_RESHARDABLE;
         s->options.by_shard = true;
+        s->options.scaler = loom__optimizer_progress_of(s->parts.optimizer).has_scaler;
         s->options.moments = state->count;
         for (int i = 0; i < state->count; i++) {
             s->options.moment[i].name = state->arrays[i].name;
@@ -189,14 +190,17 @@ static loom_status groups_value(const saving *s, loom_value **out) {
 
 static loom_status write_object(saving *s, const loom__state_entry *entry) {
     loom_value *value = NULL, *list = NULL;
+    const loom_value *scaler = NULL;
     if (entry->object == LOOM__STATE_EXTRA)
         LOOM_TRY(loom_value_none(s->pool, &value));
     else if (entry->object == LOOM__STATE_OPTIMIZER)
         LOOM_TRY(groups_value(s, &value));
+    else if (entry->object == LOOM__STATE_SCALER)
+        LOOM_TRY(loom__optimizer_scaler_value(s->pool, s->parts.optimizer, &scaler));
     else
         LOOM_TRY(numel_value(s, entry->object == LOOM__STATE_NUMEL_UNPADDED, &value));
     LOOM_TRY(loom_value_list(s->pool, &list));
-    LOOM_TRY(loom_value_append(s->pool, list, value));
+    LOOM_TRY(loom_value_append(s->pool, list, scaler ? scaler : value));
     return loom__checkpoint_file_object(s->writer, entry->key, list);
 }
 
@@ -267,7 +271,7 @@ static loom_status add_optimizer(const saving *s, loom_value *common) {
     else if (groups)
         LOOM_TRY(loom_value_set(s->pool, dict, "optimizer", groups));
     LOOM_TRY(loom__optimizer_scaler_value(s->pool, optimizer, &scaler));
-    if (scaler)
+    if (scaler && s->options.form != LOOM__OPTIMIZER_DP_RESHARDABLE)
         LOOM_TRY(loom_value_set(s->pool, dict, "grad_scaler", scaler));
     LOOM_TRY(loom_value_set(s->pool, common, "optimizer", dict));
     LOOM_TRY(loom__optimizer_schedule_value(s->pool, optimizer, &schedule));
