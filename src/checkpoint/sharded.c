@@ -182,7 +182,7 @@ static loom_status add_moment(
     char prefix[LOOM__STATE_KEY_BYTES];
     LOOM_TRY(loom__state_key_format(prefix, "optimizer.state.%s.%s", name, list->options->prefix));
     for (int64_t i = 0; i < list->part->count; i++) {
-        int64_t range[2];
+        int64_t range[2] = {0, 0};
         if (buckets)
             loom__state_shard_range(buckets, buckets->place_count - 1 - i, list->layout->dp, list->dp_rank, range);
         if (!buckets || range[0] < range[1])
