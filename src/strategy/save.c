@@ -358,7 +358,7 @@ static loom_status add_optimizer(const saving *s, loom_value *common) {
     if (!optimizer)
         return LOOM_OK;
     LOOM_TRY(loom_value_dict(s->pool, &dict));
-    if (!whole)
+    if (!whole && s->entries)
         LOOM_TRY(set_text(s->pool, dict, "param_state_sharding_type", loom__optimizer_form_name(s->options.form)));
     if (s->options.form != LOOM__OPTIMIZER_DP_RESHARDABLE)
         LOOM_TRY(groups_value(s, &groups));
