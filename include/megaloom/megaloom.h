@@ -28,6 +28,7 @@
 #include <megaloom/huggingface.h>
 #include <megaloom/kernels.h>
 #include <megaloom/layout.h>
+#include <megaloom/load_model.h>
 #include <megaloom/model.h>
 #include <megaloom/module.h>
 #include <megaloom/names.h>
