@@ -21,6 +21,7 @@
 
 #include <megaloom/callbacks.h>
 #include <megaloom/checkpoint.h>
+#include <megaloom/checkpoint_tools.h>
 #include <megaloom/comm.h>
 #include <megaloom/config.h>
 #include <megaloom/data.h>
