@@ -48,6 +48,8 @@ void loom_cli_complain(bool *failed, const char *format, ...) LOOM_PRINTF(2, 3);
  * no such limit. */
 int64_t loom_cli_integer(
     const char *option, const char *text, int64_t least, int64_t most, const struct argp_state *state);
+/* Bytes of "2GB", "512MiB", "70000"; -1 where the text is none. */
+int64_t loom_cli_read_bytes(const char *text);
 /* Writes a line of the library's log to standard error. */
 void loom_cli_log(void *context, loom_log_level level, const char *line);
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -111,6 +112,24 @@ int64_t loom_cli_integer(
         argp_error(state, "%s: found %s, expected an integer from %lld to %lld", option, text, (long long)least,
             (long long)most);
     return least;
+}
+
+int64_t loom_cli_read_bytes(const char *text) {
+    static const struct {
+        const char *unit;
+        int64_t bytes;
+    } units[] = {{"", 1}, {"B", 1}, {"KB", 1000}, {"MB", 1000000}, {"GB", 1000000000}, {"KiB", 1024}, {"MiB", 1 << 20},
+        {"GiB", 1 << 30}};
+    char *end;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (end == text || errno || number < 1)
+        return -1;
+    int64_t bytes;
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+        if (strcasecmp(units[i].unit, end) == 0)
+            return __builtin_mul_overflow(number, units[i].bytes, &bytes) ? -1 : bytes;
+    return -1;
 }
 
 void loom_cli_log(void *context, loom_log_level level, const char *line) {

@@ -47,6 +47,44 @@ typedef struct loom_reshard_options {
 LOOM_API loom_status loom_checkpoint_reshard(const char *in, const char *out, const char *const *overrides,
     int64_t override_count, const loom_reshard_options *options, loom_tool_outcome *outcome);
 
+typedef struct loom_convert_options {
+    const char *to;    /* "hf", "torch_dist", "dcp", "safetensors"; NULL: torch_dist of a Hugging Face directory, hf of
+                          anything else */
+    const char *hf;    /* of a checkpoint without a context: Hugging Face directory with its config.json; with "hf" also
+                          where tokenizer files, generation_config.json and token ids come from; or NULL */
+    const char *dtype; /* of weights, "fp32", "bf16", "fp16"; NULL: as they are. Only with "hf" and "torch_dist" */
+    int64_t max_shard_bytes; /* of "hf", as in loom_hf_save_options; 0 = its default */
+    loom_tool_progress progress;
+} loom_convert_options;
+
+/* Rewrites the weights at `in`, a checkpoint or a Hugging Face directory, in another form at `out`:
+ * hf          a Hugging Face directory; padding rows of the vocabulary are left out, the optimizer too
+ * torch_dist  a checkpoint of one rank with a context, into which tokenizer files and config.json go, so that the way
+ *             back has them
+ * dcp         what plain torch.distributed.checkpoint reads: all tensors of a checkpoint, the optimizer's too, under
+ *             their names, and as objects its objects and the entries of its common state
+ * safetensors one file of all tensors of a checkpoint under their names; without objects and common state
+ * A Hugging Face directory becomes torch_dist alone. The first two hold no more than the largest parameter twice, the
+ * others a block. Errors also: LOOM_ERR_ARGUMENT for a form or dtype that is none, LOOM_ERR_UNSUPPORTED for a model that
+ * is not built, those of loom_gpt_save_hf. outcome may be NULL. */
+LOOM_API loom_status loom_checkpoint_convert(
+    const char *in, const char *out, const loom_convert_options *options, loom_tool_outcome *outcome);
+
+typedef struct loom_average_options {
+    const double *weights; /* [count], of which the sum is not 0: shares are weights / sum; NULL: all the same */
+    loom_tool_progress progress;
+} loom_average_options;
+
+/* Writes the mean of the weights of `count` checkpoints, element by element, computed in double and rounded once to the
+ * dtype that they have. All must have the same tensors, of the same shapes and dtypes: LOOM_ERR_ARGUMENT lists every
+ * difference; tensors that are no floating-point ones must be the same. The optimizer's state is dropped; objects,
+ * common state and context are those of the first. LOOM_ERR_NUMERIC for a mean that
+ * is no finite number. Safetensors (a file or a Hugging Face directory) give a file, or a
+ * directory with the first one's config.json and tokenizer files; others give torch_dist, cut as the first. outcome may
+ * be NULL. */
+LOOM_API loom_status loom_checkpoint_average(const char *const *paths, int64_t count, const char *out,
+    const loom_average_options *options, loom_tool_outcome *outcome);
+
 #ifdef __cplusplus
 }
 #endif

@@ -38,14 +38,34 @@ static loom_status sync_folder(const char *folder) {
     return failed ? loom_fail(LOOM_ERR_IO, "%s: flushing to the disk failed: %s", folder, strerror(error)) : LOOM_OK;
 }
 
+/* The run file, and what goes along of the Hugging Face directory that a model came from. */
+static const char *const own[] = {LOOM__CONTEXT_FILE, LOOM__CONTEXT_FILE ".tmp", "config.json", "added_tokens.json",
+    "chat_template.jinja", "generation_config.json", "merges.txt", "special_tokens_map.json", "tokenizer.json",
+    "tokenizer.model", "tokenizer_config.json", "vocab.json"};
+enum { OWN = sizeof own / sizeof *own };
+
+static bool is_own(const char *name) {
+    bool found = strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+    for (size_t i = 0; i < OWN; i++)
+        found = found || strcmp(name, own[i]) == 0;
+    return found;
+}
+
+static loom_status make_folder(const char *path, char **folder) {
+    *folder = loom__path_join(path, ".tmp/", LOOM__CONTEXT_FOLDER);
+    if (!*folder)
+        return no_memory(path);
+    if (mkdir(*folder, 0777) != 0)
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be made: %s", *folder, strerror(errno));
+    return LOOM_OK;
+}
+
 loom_status loom__checkpoint_write_context(const char *path, const char *text, size_t length) {
-    char *folder = loom__path_join(path, ".tmp/", LOOM__CONTEXT_FOLDER);
-    char *file = folder ? loom__path_join(folder, "/", LOOM__CONTEXT_FILE) : NULL;
-    loom_status status = file ? LOOM_OK : no_memory(path);
-    if (!status && mkdir(folder, 0777) != 0)
-        status = loom_fail(LOOM_ERR_IO, "%s: cannot be made: %s", folder, strerror(errno));
+    char *folder = NULL;
+    loom_status status = make_folder(path, &folder);
+    char *file = status ? NULL : loom__path_join(folder, "/", LOOM__CONTEXT_FILE);
     if (!status)
-        status = write_file(file, text, length);
+        status = file ? write_file(file, text, length) : no_memory(path);
     if (!status)
         status = sync_folder(folder);
     free(folder);
@@ -53,9 +73,30 @@ loom_status loom__checkpoint_write_context(const char *path, const char *text, s
     return status;
 }
 
-static bool is_own(const char *name) {
-    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, LOOM__CONTEXT_FILE) == 0 ||
-           strcmp(name, LOOM__CONTEXT_FILE ".tmp") == 0;
+static loom_status copy_file(const char *from, const char *to, const char *name) {
+    char *source = loom__path_join(from, "/", name), *target = loom__path_join(to, "/", name);
+    loom__mapping mapping = {0};
+    loom_status status = source && target ? LOOM_OK : no_memory(from);
+    bool there = !status && access(source, F_OK) == 0;
+    if (there)
+        status = loom__map_file(source, &mapping);
+    if (there && !status)
+        status = write_file(target, (const char *)mapping.data, mapping.bytes);
+    loom__unmap_file(&mapping);
+    free(source);
+    free(target);
+    return status;
+}
+
+loom_status loom__checkpoint_copy_context(const char *path, const char *context) {
+    char *folder = NULL;
+    loom_status status = make_folder(path, &folder);
+    for (size_t i = 0; i < OWN && !status; i++)
+        status = copy_file(context, folder, own[i]);
+    if (!status)
+        status = sync_folder(folder);
+    free(folder);
+    return status;
 }
 
 loom_status loom__context_check(const char *folder) {
@@ -75,12 +116,10 @@ loom_status loom__context_check(const char *folder) {
 }
 
 loom_status loom__context_remove(const char *folder) {
-    static const char *const names[] = {
-        LOOM__CONTEXT_FOLDER "/" LOOM__CONTEXT_FILE ".tmp", LOOM__CONTEXT_FOLDER "/" LOOM__CONTEXT_FILE};
     char *path = loom__path_join(folder, "/", LOOM__CONTEXT_FOLDER);
     loom_status status = path ? LOOM_OK : no_memory(folder);
-    for (size_t i = 0; i < sizeof names / sizeof *names && !status; i++) {
-        char *file = loom__path_join(folder, "/", names[i]);
+    for (size_t i = 0; i < OWN && !status; i++) {
+        char *file = loom__path_join(path, "/", own[i]);
         if (!file)
             status = no_memory(folder);
         else if (unlink(file) != 0 && errno != ENOENT)

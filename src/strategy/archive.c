@@ -8,8 +8,8 @@
 
 /* ---- what is stored */
 
-static loom_status list_chunks(loom__archive *a, int64_t number) {
-    const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(a->checkpoint, number);
+static loom_status list_chunks(loom__archive *a, const loom_checkpoint_tensor *tensor) {
+    int64_t number = a->count;
     loom__stored_chunk *chunks = calloc((size_t)tensor->chunk_count + 1, sizeof *chunks);
     if (!chunks)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld chunks", (long long)tensor->chunk_count);
@@ -25,20 +25,31 @@ static loom_status list_chunks(loom__archive *a, int64_t number) {
         .chunks = chunks};
     memcpy(a->tensors[number].shape, tensor->shape, sizeof tensor->shape);
     memcpy(a->tensors[number].original_shape, tensor->original_shape, sizeof tensor->original_shape);
+    a->count++;
     return LOOM_OK;
 }
 
 _Static_assert((int)LOOM_CHECKPOINT_MAX_DIMS == (int)LOOM__STORED_DIMS, "shapes are copied whole");
 
-static loom_status list_tensors(loom__archive *a) {
+static const loom_checkpoint_tensor *tensor_of(const loom__archive *a, int64_t number) {
+    return loom_checkpoint_tensor_at(a->checkpoint, a->numbers[number]);
+}
+
+static loom_status list_tensors(loom__archive *a, bool weights_only) {
+    static const char optimizer[] = "optimizer.";
     int64_t count = loom_checkpoint_get_info(a->checkpoint)->tensors;
     a->tensors = calloc((size_t)count + 1, sizeof *a->tensors);
     a->chunks = calloc((size_t)count + 1, sizeof(loom__stored_chunk *));
-    if (!a->tensors || !a->chunks)
+    a->numbers = calloc((size_t)count + 1, sizeof *a->numbers);
+    if (!a->tensors || !a->chunks || !a->numbers)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld tensors", (long long)count);
-    a->count = count;
-    for (int64_t i = 0; i < count; i++)
-        LOOM_TRY(list_chunks(a, i));
+    for (int64_t i = 0; i < count; i++) {
+        const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(a->checkpoint, i);
+        if (weights_only && strncmp(tensor->name, optimizer, strlen(optimizer)) == 0)
+            continue;
+        a->numbers[a->count] = i;
+        LOOM_TRY(list_chunks(a, tensor));
+    }
     return LOOM_OK;
 }
 
@@ -62,7 +73,7 @@ static void find_moments(loom__archive *a) {
     for (size_t n = 0; n < sizeof names / sizeof *names && a->moments < LOOM__STATE_MOMENTS; n++)
         for (int64_t i = 0; i < a->count; i++)
             if (is_of_moment(a->tensors[i].key, names[n])) {
-                loom_dtype dtype = loom_checkpoint_tensor_at(a->checkpoint, i)->dtype;
+                loom_dtype dtype = tensor_of(a, i)->dtype;
                 a->moment[a->moments++] = (struct loom__sharded_moment){names[n], dtype};
                 break;
             }
@@ -73,7 +84,7 @@ static loom_status find_dtype(loom__archive *a) {
     for (int64_t i = 0; i < a->count; i++) {
         const char *inner = skip(a->tensors[i].key, "module.");
         if (strcmp(inner ? inner : a->tensors[i].key, name) == 0) {
-            a->param_dtype = loom_checkpoint_tensor_at(a->checkpoint, i)->dtype;
+            a->param_dtype = tensor_of(a, i)->dtype;
             return LOOM_OK;
         }
     }
@@ -207,25 +218,28 @@ static loom_status sort_in(loom__archive *a) {
 
 /* ---- from open to close */
 
-static loom_status open_all(const char *path, const loom_model_config *given, loom__archive *a) {
+static loom_status open_all(
+    const char *path, const loom_model_config *given, bool weights_only, loom__archive *a) {
     loom_model_config config = *given;
     config.padded_vocab_size = 0;
     LOOM_TRY(loom__model_config_complete(&config, 1, false));
     LOOM_TRY(loom__model_spec_create(&config, &a->spec));
     LOOM_TRY(loom_value_pool_create(&a->pool));
     LOOM_TRY(loom_checkpoint_open(path, &a->checkpoint));
-    LOOM_TRY(list_tensors(a));
+    LOOM_TRY(list_tensors(a, weights_only));
     LOOM_TRY(find_dtype(a));
     find_moments(a);
-    LOOM_TRY(find_groups(a));
+    if (!weights_only)
+        LOOM_TRY(find_groups(a));
     return sort_in(a);
 }
 
-loom_status loom__archive_open(const char *path, const loom_model_config *config, loom__archive **out) {
+loom_status loom__archive_open(
+    const char *path, const loom_model_config *config, bool weights_only, loom__archive **out) {
     loom__archive *archive = calloc(1, sizeof *archive);
     if (!archive)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a checkpoint");
-    loom_status status = open_all(path, config, archive);
+    loom_status status = open_all(path, config, weights_only, archive);
     if (status) {
         loom__archive_close(archive);
         return status;
@@ -243,6 +257,7 @@ void loom__archive_close(loom__archive *archive) {
         free(archive->chunks[i]);
     free(archive->chunks);
     free(archive->tensors);
+    free(archive->numbers);
     loom_value_pool_destroy(archive->pool);
     loom_checkpoint_close(archive->checkpoint);
     loom__model_spec_destroy(archive->spec);
@@ -278,7 +293,7 @@ static void copy_box(const loom__box_copy *copy, const char *from, loom_dtype st
 
 static loom_status copy_chunk(
     const loom__archive *a, const loom__reshard_copy *copy, loom_dtype dtype, void *out) {
-    const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(a->checkpoint, copy->tensor);
+    const loom_checkpoint_tensor *tensor = tensor_of(a, copy->tensor);
     const void *data = NULL;
     loom_value_pool *pool = NULL;
     if (tensor->dtype != dtype && (dtype != LOOM_F32 || (tensor->dtype != LOOM_F64 && tensor->dtype != LOOM_BF16 &&

@@ -19,15 +19,18 @@ typedef struct loom__archive {
     /* From here on: how what is stored is sorted to the spec. */
     loom__stored_tensor *tensors;
     loom__stored_chunk **chunks; /* [count] */
+    int64_t *numbers;            /* [count] of the checkpoint's tensors */
     int64_t count;
     loom__written written;
     loom__reshard_source *source;
 } loom__archive;
 
-/* Opens the checkpoint of a model of that configuration (as given, not completed). All weights must be there, of an
+/* Opens the checkpoint of a model of that configuration (as given, not completed). weights_only: as if it had no
+ * optimizer. All weights must be there, of an
  * optimizer all of each moment, and no tensor that is nothing of both: LOOM_ERR_NOT_FOUND lists what is missing, too
  * much or of another shape. Errors also: those of loom_checkpoint_open and loom__reshard_source_create. */
-loom_status loom__archive_open(const char *path, const loom_model_config *config, loom__archive **archive);
+loom_status loom__archive_open(
+    const char *path, const loom_model_config *config, bool weights_only, loom__archive **archive);
 void loom__archive_close(loom__archive *archive); /* NULL is accepted */
 
 /* out = the elements that `want` names, of a tensor rank of `spec`, whose vocabulary may be padded otherwise: rows that

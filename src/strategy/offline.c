@@ -7,11 +7,14 @@
 #include "config/sizes.h"
 #include "ddp/plan.h"
 #include "format/file.h"
+#include "model/gpt.h"
+#include "model/huggingface_directory.h"
 #include "strategy/load.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- the layout */
 
@@ -237,6 +240,31 @@ static uint64_t bytes_of(const loom__offline_save *save) {
     return elements * each;
 }
 
+loom_status loom__tool_copy_config(const char *source, const char *folder) {
+    char path[4096], *text = NULL;
+    size_t length = 0;
+    LOOM_TRY(loom__hf_read_config_text(source, path, sizeof path, &text, &length));
+    char *ended = strndup(text, length);
+    loom_status status = ended ? loom__hf_directory_write(folder, "config.json", ended)
+                               : loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", path);
+    free(ended);
+    free(text);
+    return status;
+}
+
+/* The token ids are in config.json. */
+static loom_status copy_companions(const loom__offline_save *save) {
+    char *folder = loom__path_join(save->path, ".tmp/", LOOM__CONTEXT_FOLDER);
+    char *config = loom__path_join(save->companions, "/", "config.json");
+    loom_status status = folder && config ? loom__hf_directory_copy_companions(save->companions, folder)
+                                          : loom_fail(LOOM_ERR_MEMORY, "%s: out of memory for a path", save->path);
+    if (!status && access(config, F_OK) == 0)
+        status = loom__tool_copy_config(save->companions, folder);
+    free(config);
+    free(folder);
+    return status;
+}
+
 static loom_status write_ranks(writing *w) {
     int64_t ranks = loom_layout_world_size(&w->save->layout->ranks);
     for (int64_t r = 0; r < ranks; r++) {
@@ -248,11 +276,13 @@ static loom_status write_ranks(writing *w) {
         LOOM_TRY(status);
     }
     LOOM_TRY(loom__checkpoint_write_context(w->save->path, w->save->context, strlen(w->save->context)));
+    if (w->save->companions)
+        LOOM_TRY(copy_companions(w->save));
     return loom__checkpoint_commit(w->save->path, w->descriptions, w->description_count, w->save->common);
 }
 
 /* What an error leaves is removed; the error stays the first one. */
-static loom_status discard(const char *path, loom_status status) {
+loom_status loom__tool_discard(const char *path, loom_status status) {
     char *message = strdup(loom_error_message()), *temporary = loom__path_join(path, "", ".tmp");
     loom_status removed = temporary ? loom__checkpoint_remove(temporary) : LOOM_OK;
     if (removed && message)
@@ -273,7 +303,7 @@ loom_status loom__offline_write(const loom__offline_save *save) {
     if (!status) {
         status = write_ranks(&w);
         if (status)
-            status = discard(save->path, status);
+            status = loom__tool_discard(save->path, status);
     }
     for (int64_t i = 0; i < w.description_count; i++)
         free(w.descriptions[i].data);

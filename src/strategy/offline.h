@@ -31,6 +31,7 @@ typedef struct loom__offline_save {
     const loom_value *groups; /* param_groups of the optimizer, or NULL */
     const loom_value *common; /* DICT */
     const char *context;      /* text of context/run.yaml */
+    const char *companions;   /* folder whose tokenizer files and config.json go along into context/, or NULL */
     loom__offline_read read;
     void *read_context;
     const loom_tool_progress *progress; /* or NULL */
@@ -42,6 +43,12 @@ loom_status loom__offline_write(const loom__offline_save *save);
 
 /* OUT is written as a new folder: LOOM_ERR_ARGUMENT where something is at `out`, or where it is `in`. */
 loom_status loom__tool_check_paths(const char *in, const char *out);
+
+/* Removes what a tool that failed has left at path.tmp; the error stays the first one, and is returned. */
+loom_status loom__tool_discard(const char *path, loom_status status);
+
+/* Copies config.json of the directory `source` into `folder`. */
+loom_status loom__tool_copy_config(const char *source, const char *folder);
 
 /* Sets `tensors` and `bytes` to what the checkpoint at `path` holds. */
 loom_status loom__tool_measure(const char *path, loom_tool_outcome *outcome);

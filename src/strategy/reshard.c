@@ -242,6 +242,7 @@ static loom_status write(resharding *r) {
         .groups = archive->groups,
         .common = common,
         .context = r->context,
+        .companions = r->options->hf ? r->options->hf : loom_checkpoint_get_info(archive->checkpoint)->context,
         .read = read_archive,
         .read_context = archive,
         .progress = &r->options->progress};
@@ -254,7 +255,7 @@ static loom_status reshard(resharding *r) {
                             : loom_checkpoint_run_config(r->in, r->overrides, r->override_count, &r->config));
     LOOM_TRY(choose_ranks(r));
     LOOM_TRY(loom__offline_layout_make(r->config, r->config->ranks, &r->layout));
-    LOOM_TRY(loom__archive_open(r->in, &r->config->model.config, &r->archive));
+    LOOM_TRY(loom__archive_open(r->in, &r->config->model.config, false, &r->archive));
     LOOM_TRY(choose_form(r));
     LOOM_TRY(write(r));
     return loom__tool_measure(r->out, &r->outcome);
