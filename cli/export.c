@@ -88,7 +88,7 @@ static int run(arguments *given) {
     if (!status)
         status = make_parents(given->out);
     if (!status)
-        status = loom_cli_model_override(model, hf, sizeof hf);
+        status = loom_cli_model_override(&(loom_cli_model_source){.hf = model}, hf, sizeof hf);
     if (!status) {
         given->options.source = model;
         status = loom_run_config_load(NULL, overrides, sizeof overrides / sizeof *overrides, &config);

@@ -222,6 +222,14 @@ static loom_status read_run(const char *name, const char *text, size_t length, c
     return LOOM_OK;
 }
 
+static bool is_overridden(const char *const *overrides, int64_t count) {
+    static const char field[] = "model.vocab_size=";
+    for (int64_t i = 0; i < count; i++)
+        if (strncmp(overrides[i], field, strlen(field)) == 0)
+            return true;
+    return false;
+}
+
 loom_status loom__config_read_context(
     const char *path, const char *const *overrides, int64_t override_count, loom_run_config **config) {
     char context[PATH_BYTES], *text = NULL, *rewritten = NULL;
@@ -233,6 +241,9 @@ loom_status loom__config_read_context(
         status = rewrite(context, text, length, &rewritten, &length);
     if (!status)
         status = read_run(context, is_nemo ? rewritten : text, length, overrides, override_count, config);
+    /* Where nobody says it, it is not that of the bytes, as in a run file. */
+    if (!status && is_nemo && !strstr(rewritten, "  vocab_size:") && !is_overridden(overrides, override_count))
+        (*config)->model.config.vocab_size = 0;
     free(rewritten);
     free(text);
     return status;

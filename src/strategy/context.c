@@ -91,8 +91,11 @@ loom_status loom_checkpoint_run_config(
     loom_run_config *config = NULL;
     LOOM_TRY(loom__config_read_context(path, overrides, override_count, &config));
     loom_status status = config->model.config.vocab_size == 0 ? find_vocabulary(path, config) : LOOM_OK;
-    if (!status && config->model.config.seq_length == 0)
-        config->model.config.seq_length = config->model.config.max_position_embeddings;
+    loom_model_config *model = &config->model.config;
+    if (model->seq_length == 0)
+        model->seq_length = model->max_position_embeddings;
+    if (model->max_position_embeddings == 0)
+        model->max_position_embeddings = model->seq_length;
     if (status) {
         loom_run_config_destroy(config);
         return status;

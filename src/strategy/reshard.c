@@ -1,6 +1,7 @@
 /* A checkpoint for another layout. Tensors come from the archive of the old one and go where the ranks of the new one
  * would have them; the common state is taken over but for what tells of the layout and of the optimizer's form. The
  * invariant: what a run of the new layout would not have read is not dropped without being counted. */
+#include "config/precision.h"
 #include "strategy/archive.h"
 #include "strategy/context.h"
 #include "strategy/load.h"
@@ -193,8 +194,12 @@ static loom_status choose_form(resharding *r) {
         [LOOM__OPTIMIZER_WHOLE] = "whole",
         [LOOM__OPTIMIZER_FULLY_RESHARDABLE] = "fully_reshardable",
         [LOOM__OPTIMIZER_DP_RESHARDABLE] = "dp_reshardable"};
+    static const char *const precisions[] = {[LOOM_F32] = "32", [LOOM_BF16] = "bf16-mixed", [LOOM_F16] = "16-mixed"};
     const loom__archive *archive = r->archive;
     loom__sharded_options *sharded = &r->sharded;
+    /* A context without a precision is that of another program. */
+    if (loom__precision_dtype(&r->config->precision) != archive->param_dtype)
+        r->config->precision.precision = precisions[archive->param_dtype];
     *sharded = (loom__sharded_options){.prefix = "",
         .param_dtype = archive->param_dtype,
         .grad_dtype = r->config->precision.grad_reduce_in_fp32 ? LOOM_F32 : archive->param_dtype,
