@@ -20,15 +20,16 @@ static loom_status joined(char *path, const char *folder, const char *name) {
 
 /* Of a folder of checkpoints the one that its pointer names, else the folder itself. */
 static loom_status newest(const char *folder, char *path) {
-    long long iteration = -1;
+    char word[32] = "", name[64] = ".";
     LOOM_TRY(joined(path, folder, "latest_checkpointed_iteration.txt"));
     FILE *file = fopen(path, "rb");
-    bool found = file && fscanf(file, "%lld", &iteration) == 1 && iteration >= 0;
+    bool found = file && fscanf(file, "%31s", word) == 1;
     if (file)
         fclose(file);
-    char name[64] = ".";
-    if (found)
-        snprintf(name, sizeof name, "iter_%07lld", iteration);
+    if (found && strspn(word, "0123456789") == strlen(word))
+        snprintf(name, sizeof name, "iter_%07lld", atoll(word));
+    else if (found && strcmp(word, "release") == 0)
+        snprintf(name, sizeof name, "release");
     return joined(path, folder, name);
 }
 

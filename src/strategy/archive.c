@@ -148,21 +148,42 @@ static loom_status plan_whole(const loom__archive *a, int array, loom__reshard_p
     return status;
 }
 
-/* A list of names that is cut off where a message ends. */
+/* What is wrong with a checkpoint: how many names of each kind, and as many of them as a message has room for. */
+typedef enum kind { MISSING, UNEXPECTED, MISSHAPED, KINDS } kind;
 typedef struct names {
-    char text[3000];
-    size_t used;
+    char text[KINDS][1000];
+    size_t used[KINDS];
+    int64_t count[KINDS];
 } names;
 
-static void add_name(names *to, const char *what, const char *prefix, const char *name) {
-    int length = to->used + 8 < sizeof to->text ? snprintf(to->text + to->used, sizeof to->text - to->used, "%s%s %s%s",
-                                                      to->used ? ", " : "", what, prefix, name)
-                                                : 0;
-    to->used = length > 0 ? to->used + (size_t)length : to->used;
-    if (to->used >= sizeof to->text) {
-        memcpy(to->text + sizeof to->text - 5, ", …", 5);
-        to->used = sizeof to->text;
+static void add_name(names *to, kind of, const char *prefix, const char *name) {
+    static const char more[] = ", …";
+    char *text = to->text[of] + to->used[of];
+    size_t length = strlen(prefix) + strlen(name) + 2, room = sizeof to->text[of] - sizeof more - to->used[of];
+    if (length < room)
+        to->used[of] += (size_t)snprintf(text, length + 1, "%s%s%s", to->count[of] ? ", " : "", prefix, name);
+    else if (room > 0) {
+        memcpy(text, more, sizeof more);
+        to->used[of] = sizeof to->text[of] - sizeof more;
     }
+    to->count[of]++;
+}
+
+static loom_status say_names(const names *list, const char *path) {
+    static const char *const what[] = {
+        [MISSING] = "missing", [UNEXPECTED] = "unexpected", [MISSHAPED] = "of another shape"};
+    char text[KINDS][1100] = {"", "", ""};
+    bool any = false;
+    for (int i = 0; i < KINDS; i++) {
+        if (list->count[i])
+            snprintf(text[i], sizeof text[i], "%s %lld %s (%s)", any ? "," : "", (long long)list->count[i], what[i],
+                list->text[i]);
+        any = any || list->count[i];
+    }
+    if (!any)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_NOT_FOUND, "%s does not hold the state of this model:%s%s%s", path, text[MISSING],
+        text[UNEXPECTED], text[MISSHAPED]);
 }
 
 static loom_status list_missing(const loom__archive *a, int array, const char *prefix, names *to, int64_t *missing) {
@@ -170,7 +191,7 @@ static loom_status list_missing(const loom__archive *a, int array, const char *p
     LOOM_TRY(plan_whole(a, array, &plan));
     *missing = plan->missing_count;
     for (int64_t i = 0; to && i < plan->missing_count; i++)
-        add_name(to, "missing", prefix, a->spec->parameters[plan->missing[i]].name);
+        add_name(to, MISSING, prefix, a->spec->parameters[plan->missing[i]].name);
     loom__reshard_plan_destroy(plan);
     return LOOM_OK;
 }
@@ -189,9 +210,9 @@ static loom_status check_complete(loom__archive *a, names *to) {
         LOOM_TRY(list_missing(a, LOOM__STATE_MOMENT + i, prefix, to, &missing));
     }
     for (int64_t i = 0; i < left.unexpected_count; i++)
-        add_name(to, "unexpected", "", a->tensors[left.unexpected[i]].key);
+        add_name(to, UNEXPECTED, "", a->tensors[left.unexpected[i]].key);
     for (int64_t i = 0; i < left.misshaped_count; i++)
-        add_name(to, "of another shape", "", a->tensors[left.misshaped[i]].key);
+        add_name(to, MISSHAPED, "", a->tensors[left.misshaped[i]].key);
     return LOOM_OK;
 }
 
@@ -209,9 +230,8 @@ static loom_status sort_in(loom__archive *a) {
         status = loom__reshard_source_create(a->spec, &stored, &options, &a->source);
     if (!status)
         status = check_complete(a, list);
-    if (!status && list->used)
-        status = loom_fail(LOOM_ERR_NOT_FOUND, "%s does not hold the state of this model: %s",
-            loom_checkpoint_get_info(a->checkpoint)->path, list->text);
+    if (!status)
+        status = say_names(list, loom_checkpoint_get_info(a->checkpoint)->path);
     free(list);
     return status;
 }
