@@ -85,7 +85,7 @@ int loom_cli_checkpoint(int argc, char **argv) {
     if (argc < 2)
         fputs("megaloom: checkpoint: a verb is missing\n", stderr);
     else if (!help)
-        fprintf(stderr, 
+        fprintf(stderr,
             "megaloom: checkpoint: unknown verb '%s': expected inspect, verify, diff, reshard, convert or average\n",
             argv[1]);
     fprintf(help ? stdout : stderr, "Usage: megaloom checkpoint inspect DIR [--json]\n"

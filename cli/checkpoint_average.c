@@ -20,8 +20,7 @@ static void read_weights(arguments *to, const char *text, const struct argp_stat
         char *end;
         errno = 0;
         double weight = strtod(at, &end);
-        if (end == at || errno || !isfinite(weight) || (*end != ',' && *end != '\0') ||
-            to->weight_count >= state->argc)
+        if (end == at || errno || !isfinite(weight) || (*end != ',' && *end != '\0') || to->weight_count >= state->argc)
             argp_error(state, "--weights: found %s, expected a number for each checkpoint, with commas between", text);
         to->weights[to->weight_count++] = weight;
         if (*end == '\0')
@@ -67,20 +66,19 @@ int loom_cli_checkpoint_average(int argc, char **argv) {
     static const struct argp argp = {options, take, "A B...",
         "Writes the mean of the weights of checkpoints, element by element.\v"
         "All must have the same tensors, shapes and dtypes; every difference is named. The mean is computed in double "
-        "and rounded once. The state of the optimizer is left out; all else is that of the first. Safetensors files and "
+        "and rounded once. The state of the optimizer is left out; all else is that of the first. Safetensors files "
+        "and "
         "Hugging Face directories give the same.",
         NULL, NULL, NULL};
     arguments given = {
         .paths = calloc((size_t)argc + 1, sizeof(char *)), .weights = calloc((size_t)argc + 1, sizeof(double))};
     loom_tool_outcome outcome;
-    loom_status status = given.paths && given.weights
-                             ? LOOM_OK
-                             : loom_fail(LOOM_ERR_MEMORY, "out of memory for the arguments");
+    loom_status status =
+        given.paths && given.weights ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for the arguments");
     if (!status) {
         argp_parse(&argp, argc, argv, 0, NULL, &given);
         loom_cli_bar bar = loom_cli_bar_begin();
-        loom_average_options how = {
-            given.weight_count ? given.weights : NULL, {loom_cli_bar_report, &bar}};
+        loom_average_options how = {given.weight_count ? given.weights : NULL, {loom_cli_bar_report, &bar}};
         status = loom_checkpoint_average(given.paths, given.count, given.out, &how, &outcome);
         loom_cli_bar_end(&bar);
     }

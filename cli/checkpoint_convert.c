@@ -61,9 +61,11 @@ int loom_cli_checkpoint_convert(int argc, char **argv) {
         {"json", 'j', NULL, 0, "JSON", 0}, {0}};
     static const struct argp argp = {options, take, "IN OUT",
         "Rewrites the weights of a checkpoint or of a Hugging Face directory in another form.\v"
-        "hf is a Hugging Face directory, without the padding rows of the vocabulary and without the optimizer; torch_dist "
+        "hf is a Hugging Face directory, without the padding rows of the vocabulary and without the optimizer; "
+        "torch_dist "
         "a checkpoint with a context, into which the tokenizer files go; dcp what torch.distributed.checkpoint reads; "
-        "safetensors one file. The last two hold all tensors of a checkpoint under their names. OUT is written as OUT.tmp "
+        "safetensors one file. The last two hold all tensors of a checkpoint under their names. OUT is written as "
+        "OUT.tmp "
         "and renamed at the end; nothing may be at OUT.",
         NULL, NULL, NULL};
     arguments given = {0};

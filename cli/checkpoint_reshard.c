@@ -55,7 +55,8 @@ int loom_cli_checkpoint_reshard(int argc, char **argv) {
         "The fields are those of a run file: strategy.tensor_model_parallel_size=4, "
         "strategy.pipeline_model_parallel_size=2, strategy.ddp.use_distributed_optimizer=true and the like; ranks=N is "
         "the number of ranks, by default as many as keep the data-parallel size. What is not given stays as the "
-        "checkpoint's context has it. OUT holds what a run of that layout would have written, bit for bit, the state of "
+        "checkpoint's context has it. OUT holds what a run of that layout would have written, bit for bit, the state "
+        "of "
         "the optimizer included. It is written as OUT.tmp and renamed at the end; nothing may be at OUT.",
         NULL, NULL, NULL};
     arguments given = {0};

@@ -386,8 +386,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
 }
 
 int loom_cli_describe(int argc, char **argv) {
-    static const struct argp_option options[] = {LOOM_CLI_MODEL_OPTIONS,
-        {"json", 'j', NULL, 0, "JSON", 0},
+    static const struct argp_option options[] = {LOOM_CLI_MODEL_OPTIONS, {"json", 'j', NULL, 0, "JSON", 0},
         {"pp", 'p', "P", 0, "Show how layers and parameters fall on P pipeline stages", 0},
         {"vp", 'v', "V", 0, "Each stage has V chunks of the model", 0}, {0}};
     static const struct argp argp = {options, take, "(--hf DIR | --checkpoint DIR) [FIELD=VALUE...]",
@@ -403,8 +402,8 @@ int loom_cli_describe(int argc, char **argv) {
         return loom_cli_fail(made);
     argp_parse(&argp, argc, argv, 0, NULL, &given);
     model_facts *facts = calloc(1, sizeof *facts);
-    loom_status status =
-        facts ? look(&given.model, &given.split, facts) : loom_fail(LOOM_ERR_MEMORY, "out of memory for the description");
+    loom_status status = facts ? look(&given.model, &given.split, facts)
+                               : loom_fail(LOOM_ERR_MEMORY, "out of memory for the description");
     int code = status ? loom_cli_fail(status) : 0;
     bool prints = !status && loom_cli_process() == 0;
     if (prints && given.json)

@@ -111,8 +111,7 @@ static loom_status find_tokenizer(const char *directory, int64_t vocabulary, loo
 }
 
 /* A checkpoint has its tokenizer in its context. */
-static loom_status open_tokenizer(
-    const loom_cli_model_source *model, int64_t vocabulary, loom_tokenizer **tokenizer) {
+static loom_status open_tokenizer(const loom_cli_model_source *model, int64_t vocabulary, loom_tokenizer **tokenizer) {
     loom_checkpoint *checkpoint = NULL;
     if (model->hf)
         return find_tokenizer(model->hf, vocabulary, tokenizer);
@@ -270,7 +269,8 @@ int loom_cli_generate(int argc, char **argv) {
         {"stop", KEY_STOP, "TOKEN", 0,
             "Token to end with; -1: none; with --prompt, the end of a document when not given", 0},
         {0}};
-    static const struct argp argp = {options, take, "(--hf DIR | --checkpoint DIR) (--prompt TEXT | --tokens N,N,...) [FIELD=VALUE...]",
+    static const struct argp argp = {options, take,
+        "(--hf DIR | --checkpoint DIR) (--prompt TEXT | --tokens N,N,...) [FIELD=VALUE...]",
         "Continues a text and writes what comes, without the prompt. FIELD=VALUE as in a run file, e.g. ranks=2 "
         "strategy.tensor_model_parallel_size=2: the text is the same.",
         NULL, NULL, NULL};

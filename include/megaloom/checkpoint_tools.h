@@ -33,17 +33,17 @@ typedef struct loom_tool_outcome {
 } loom_tool_outcome;
 
 typedef struct loom_reshard_options {
-    const char *hf;             /* Hugging Face directory of the model, for a checkpoint without a context; or NULL */
-    const char *optimizer_form; /* "dp_reshardable", "fully_reshardable", "whole" (as without the distributed
-                                   optimizer), "none"; NULL: what the strategy of the new layout writes */
+    const char *hf;              /* Hugging Face directory of the model, for a checkpoint without a context; or NULL */
+    const char *optimizer_form;  /* "dp_reshardable", "fully_reshardable", "whole" (as without the distributed
+                                    optimizer), "none"; NULL: what the strategy of the new layout writes */
     loom_tool_progress progress; /* report may be NULL */
 } loom_reshard_options;
 
 /* Rewrites the checkpoint at `in` as a run would have written it from the same state, had its configuration been that
- * of the checkpoint's context with `overrides` over it: strategy.*, model.* of the pipeline split, and ranks (not given:
- * as many as keep the data-parallel size). Tensor by tensor and object by object the same bits; padding rows of the
- * vocabulary that are not stored are zero. Errors also: LOOM_ERR_CONFIG for a layout that cannot be, LOOM_ERR_ARGUMENT
- * for a form that is none or an optimizer that is not there. outcome may be NULL. */
+ * of the checkpoint's context with `overrides` over it: strategy.*, model.* of the pipeline split, and ranks (not
+ * given: as many as keep the data-parallel size). Tensor by tensor and object by object the same bits; padding rows of
+ * the vocabulary that are not stored are zero. Errors also: LOOM_ERR_CONFIG for a layout that cannot be,
+ * LOOM_ERR_ARGUMENT for a form that is none or an optimizer that is not there. outcome may be NULL. */
 LOOM_API loom_status loom_checkpoint_reshard(const char *in, const char *out, const char *const *overrides,
     int64_t override_count, const loom_reshard_options *options, loom_tool_outcome *outcome);
 
@@ -65,8 +65,8 @@ typedef struct loom_convert_options {
  *             their names, and as objects its objects and the entries of its common state
  * safetensors one file of all tensors of a checkpoint under their names; without objects and common state
  * A Hugging Face directory becomes torch_dist alone. The first two hold no more than the largest parameter twice, the
- * others a block. Errors also: LOOM_ERR_ARGUMENT for a form or dtype that is none, LOOM_ERR_UNSUPPORTED for a model that
- * is not built, those of loom_gpt_save_hf. outcome may be NULL. */
+ * others a block. Errors also: LOOM_ERR_ARGUMENT for a form or dtype that is none, LOOM_ERR_UNSUPPORTED for a model
+ * that is not built, those of loom_gpt_save_hf. outcome may be NULL. */
 LOOM_API loom_status loom_checkpoint_convert(
     const char *in, const char *out, const loom_convert_options *options, loom_tool_outcome *outcome);
 

@@ -42,8 +42,10 @@ typedef struct loom_state_filter {
  * disk and renamed when all ranks have succeeded; a checkpoint that was there is replaced in one step. So a run that is
  * killed at any instant leaves `path` as it was, or whole and new. Each rank writes what no rank before it in its
  * data-parallel group holds as well; with the distributed optimizer each its own shard of the buckets
- * (dp_reshardable). Keys of items that are neither modules nor optimizers are keys of the common state, except those
- * that are its own: checkpoint_version, content_metadata, optimizer, opt_param_scheduler and megaloom (the layout).
+ * (dp_reshardable). With a module the folder
+ * context/ holds the run file that loom_load_model reads. Keys of items that are neither modules nor optimizers are
+ * keys of the common state, except those that are its own: checkpoint_version, content_metadata, optimizer,
+ * opt_param_scheduler and megaloom (the layout).
  *
  * Collective over all ranks. Errors: LOOM_ERR_ARGUMENT as for loom_fabric_load, and for a filter whose key the state
  * lacks or a key that is the common state's own; LOOM_ERR_IO, LOOM_ERR_MEMORY. All ranks fail together. */

@@ -106,8 +106,7 @@ static bool is_of_run(const char *path) {
     return false;
 }
 
-static loom_status write_activation(
-    const loom__yaml *yaml, const loom__yaml_node *config, const char *name, FILE *to) {
+static loom_status write_activation(const loom__yaml *yaml, const loom__yaml_node *config, const char *name, FILE *to) {
     static const struct {
         const char *function;
         bool gated;
@@ -175,8 +174,8 @@ static loom_status write_model(const char *name, const loom__yaml *yaml, FILE *t
             target_of(yaml, config));
     fprintf(to, "model:\n  architecture: %s\n", architecture);
     for (int64_t i = 0; i < config->count; i++)
-        LOOM_TRY(write_field(name, loom__yaml_at(yaml, config->items[2 * i])->text,
-            loom__yaml_at(yaml, config->items[2 * i + 1]), to));
+        LOOM_TRY(write_field(
+            name, loom__yaml_at(yaml, config->items[2 * i])->text, loom__yaml_at(yaml, config->items[2 * i + 1]), to));
     return write_activation(yaml, config, name, to);
 }
 

@@ -15,8 +15,8 @@ typedef struct loom__gpt_chunk {
 } loom__gpt_chunk;
 
 typedef struct loom__gpt {
-    loom_module module;       /* first: what users see */
-    loom_model_config config; /* as given, completed at materialize */
+    loom_module module;              /* first: what users see */
+    loom_model_config config;        /* as given, completed at materialize */
     int64_t given_padded_vocab_size; /* 0: it follows from the vocabulary and the tensor ranks */
     bool initialize;    /* false: created inside megatron_context; parameters stay zero until somebody loads them */
     char *hf_directory; /* where weights come from, or NULL */

@@ -33,7 +33,7 @@ typedef struct save {
     const loom__model_spec *spec;
     const loom_hf_save_options *options;
     const loom_tokenizer *tokenizer; /* of the options, on the writing rank */
-    loom_comm *world; /* NULL: there are no other ranks */
+    loom_comm *world;                /* NULL: there are no other ranks */
     bool writes;
     /* From here on: of the writing rank alone. */
     plan plan;

@@ -224,8 +224,7 @@ static loom_status sort_in(loom__archive *a) {
     loom__sharded_options options = {.prefix = "", .moments = a->moments};
     memcpy(options.moment, a->moment, sizeof options.moment);
     loom_status status = find_written(a, &found);
-    loom__stored_state stored = {
-        .tensors = a->tensors, .count = a->count, .layout = found ? &a->written.layout : NULL};
+    loom__stored_state stored = {.tensors = a->tensors, .count = a->count, .layout = found ? &a->written.layout : NULL};
     if (!status)
         status = loom__reshard_source_create(a->spec, &stored, &options, &a->source);
     if (!status)
@@ -238,8 +237,7 @@ static loom_status sort_in(loom__archive *a) {
 
 /* ---- from open to close */
 
-static loom_status open_all(
-    const char *path, const loom_model_config *given, bool weights_only, loom__archive *a) {
+static loom_status open_all(const char *path, const loom_model_config *given, bool weights_only, loom__archive *a) {
     loom_model_config config = *given;
     config.padded_vocab_size = 0;
     LOOM_TRY(loom__model_config_complete(&config, 1, false));
@@ -311,18 +309,17 @@ static void copy_box(const loom__box_copy *copy, const char *from, loom_dtype st
     }
 }
 
-static loom_status copy_chunk(
-    const loom__archive *a, const loom__reshard_copy *copy, loom_dtype dtype, void *out) {
+static loom_status copy_chunk(const loom__archive *a, const loom__reshard_copy *copy, loom_dtype dtype, void *out) {
     const loom_checkpoint_tensor *tensor = tensor_of(a, copy->tensor);
     const void *data = NULL;
     loom_value_pool *pool = NULL;
-    if (tensor->dtype != dtype && (dtype != LOOM_F32 || (tensor->dtype != LOOM_F64 && tensor->dtype != LOOM_BF16 &&
-                                                            tensor->dtype != LOOM_F16)))
+    if (tensor->dtype != dtype &&
+        (dtype != LOOM_F32 || (tensor->dtype != LOOM_F64 && tensor->dtype != LOOM_BF16 && tensor->dtype != LOOM_F16)))
         return loom_fail(LOOM_ERR_FORMAT, "checkpoint: %s: found dtype %s, expected %s", tensor->name,
             loom_dtype_name(tensor->dtype), loom_dtype_name(dtype));
     LOOM_TRY(loom_value_pool_create(&pool));
-    loom_status status = loom__checkpoint_chunk_data(
-        a->checkpoint, (const loom__checkpoint_entry *)tensor, copy->chunk, pool, &data);
+    loom_status status =
+        loom__checkpoint_chunk_data(a->checkpoint, (const loom__checkpoint_entry *)tensor, copy->chunk, pool, &data);
     if (!status)
         copy_box(&copy->copy, data, tensor->dtype, out, dtype);
     loom_value_pool_destroy(pool);

@@ -65,8 +65,8 @@ static const loom_checkpoint_tensor *next_weight(const loom_checkpoint *checkpoi
 static void compare(const averaging *a, int64_t other, differences *found) {
     const char *first = a->paths[0], *second = a->paths[other];
     for (int64_t i = 0, j = 0;;) {
-        const loom_checkpoint_tensor *x = next_weight(a->checkpoints[0], &i), *y =
-                                                                                  next_weight(a->checkpoints[other], &j);
+        const loom_checkpoint_tensor *x = next_weight(a->checkpoints[0], &i),
+                                     *y = next_weight(a->checkpoints[other], &j);
         char left[160], right[160];
         if (!x && !y)
             return;
@@ -97,8 +97,9 @@ static loom_status check_same(const averaging *a) {
     bool failed = fclose(found.to) != 0;
     loom_status status = failed ? loom_fail(LOOM_ERR_MEMORY, "out of memory for a list of differences") : LOOM_OK;
     if (!status && found.count > 0)
-        status = loom_fail(LOOM_ERR_ARGUMENT, "average: the checkpoints differ in %lld tensor%s, expected the same in all:%s",
-            (long long)found.count, found.count == 1 ? "" : "s", text);
+        status = loom_fail(LOOM_ERR_ARGUMENT,
+            "average: the checkpoints differ in %lld tensor%s, expected the same in all:%s", (long long)found.count,
+            found.count == 1 ? "" : "s", text);
     free(text);
     return status;
 }
@@ -235,8 +236,8 @@ static loom_status write_chunk(
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a chunk of %zu bytes of %s", bytes, tensor->name);
     loom_status status = loom__walk_blocks(tensor->dims, chunk->offsets, chunk->sizes, take_block, a);
     if (!status)
-        status = loom__checkpoint_file_tensor(to, tensor->name, tensor->dtype, tensor->dims, tensor->shape,
-            chunk->offsets, chunk->sizes, a->chunk);
+        status = loom__checkpoint_file_tensor(
+            to, tensor->name, tensor->dtype, tensor->dims, tensor->shape, chunk->offsets, chunk->sizes, a->chunk);
     free(a->chunk);
     a->chunk = NULL;
     return status;
@@ -350,8 +351,8 @@ static loom_status write_safetensors(averaging *a, const char *path) {
 
 static loom_status fill_directory(averaging *a, const char *temporary) {
     char *weights = loom__path_join(temporary, "/", "model.safetensors");
-    loom_status status =
-        weights ? loom__tool_copy_config(a->paths[0], temporary) : loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", a->out);
+    loom_status status = weights ? loom__tool_copy_config(a->paths[0], temporary)
+                                 : loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", a->out);
     if (!status)
         status = loom__hf_directory_copy_companions(a->paths[0], temporary);
     if (!status)
@@ -420,8 +421,7 @@ static bool drops_optimizer(const averaging *a) {
 static loom_status average(averaging *a, const loom_average_options *options, loom_tool_outcome *outcome) {
     struct stat found;
     if (a->count < 2)
-        return loom_fail(
-            LOOM_ERR_ARGUMENT, "average: found %lld checkpoint, expected at least 2", (long long)a->count);
+        return loom_fail(LOOM_ERR_ARGUMENT, "average: found %lld checkpoint, expected at least 2", (long long)a->count);
     LOOM_TRY(make_shares(a, options->weights));
     LOOM_TRY(open_all(a));
     outcome->dropped_optimizer = drops_optimizer(a);

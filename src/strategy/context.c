@@ -70,8 +70,7 @@ loom_status loom__parallel_context(const loom_parallel *parallel, char **text, s
 
 /* NeMo's models have the vocabulary of a tokenizer; all that a checkpoint shows of it is the padded embedding. */
 static loom_status find_vocabulary(const char *path, loom_run_config *config) {
-    static const char *const names[] = {
-        "module.embedding.word_embeddings.weight", "embedding.word_embeddings.weight"};
+    static const char *const names[] = {"module.embedding.word_embeddings.weight", "embedding.word_embeddings.weight"};
     loom_checkpoint *checkpoint = NULL;
     LOOM_TRY(loom_checkpoint_open(path, &checkpoint));
     const loom_checkpoint_tensor *embedding = NULL;
@@ -189,8 +188,8 @@ static loom_status read_directory(
     return status;
 }
 
-loom_status loom_import_model(loom_rank *rank, const char *source, const char *const *overrides,
-    int64_t override_count, bool gradients, loom_loaded_model *model) {
+loom_status loom_import_model(loom_rank *rank, const char *source, const char *const *overrides, int64_t override_count,
+    bool gradients, loom_loaded_model *model) {
     loom_loaded_model made = {0};
     loom_status status = read_directory(source, overrides, override_count, &made.config);
     status = loom_agree(loom_rank_world(rank), status);

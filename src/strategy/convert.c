@@ -159,8 +159,8 @@ static loom_status load_canonical(importing *from, int64_t number) {
 static loom_status put(const char *name, float value, loom_dtype dtype, char *to) {
     uint16_t narrow = dtype == LOOM_BF16 ? loom_f32_to_bf16(value) : loom_f32_to_f16(value);
     if (dtype == LOOM_F16 && isfinite(value) && isinf(loom_f16_to_f32(narrow)))
-        return loom_fail(LOOM_ERR_FORMAT, "%s: an element is %g, which fp16 cannot hold (at most 65504); bf16 can", name,
-            (double)value);
+        return loom_fail(LOOM_ERR_FORMAT, "%s: an element is %g, which fp16 cannot hold (at most 65504); bf16 can",
+            name, (double)value);
     memcpy(to, &narrow, sizeof narrow);
     return LOOM_OK;
 }
@@ -226,9 +226,7 @@ static loom_status import(converting *c, const loom__offline_layout *layout) {
     LOOM_TRY(loom__hf_weights_open(c->in, layout->spec, &from.weights));
     if (!c->dtype_given)
         c->dtype = loom__hf_weights_dtype(from.weights);
-    c->config->precision.precision = c->dtype == LOOM_BF16   ? "bf16-mixed"
-                                     : c->dtype == LOOM_F16 ? "16-mixed"
-                                                            : "32";
+    c->config->precision.precision = c->dtype == LOOM_BF16 ? "bf16-mixed" : c->dtype == LOOM_F16 ? "16-mixed" : "32";
     loom_status status = loom__context_text(c->config, &context, &length);
     if (!status)
         status = write_imported(c, layout, &from, context);
@@ -259,18 +257,19 @@ static loom_status choose(converting *c, loom_status (**way)(converting *c), loo
     if (!*way && !is_raw)
         return loom_fail(LOOM_ERR_ARGUMENT, "convert to: found %s, expected hf, torch_dist, dcp or safetensors", to);
     if (from_hf != (*way == to_torch_dist))
-        return loom_fail(LOOM_ERR_ARGUMENT, from_hf ? "%s: is a Hugging Face directory: found form %s, expected torch_dist"
-                                                    : "%s: is a checkpoint: found form %s, expected hf, dcp or safetensors "
-                                                      "(another layout of torch_dist: megaloom checkpoint reshard)",
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            from_hf ? "%s: is a Hugging Face directory: found form %s, expected torch_dist"
+                    : "%s: is a checkpoint: found form %s, expected hf, dcp or safetensors "
+                      "(another layout of torch_dist: megaloom checkpoint reshard)",
             c->in, to);
     if (is_raw && c->dtype_given)
-        return loom_fail(LOOM_ERR_ARGUMENT, "dtype: found %s with form %s, which keeps every tensor's own; expected none",
-            c->options->dtype, to);
+        return loom_fail(LOOM_ERR_ARGUMENT,
+            "dtype: found %s with form %s, which keeps every tensor's own; expected none", c->options->dtype, to);
     return LOOM_OK;
 }
 
 static loom_status convert(converting *c) {
-    loom_status (*way)(converting *c) = NULL;
+    loom_status (*way)(converting * c) = NULL;
     loom__raw_form raw = LOOM__RAW_DCP;
     LOOM_TRY(read_dtype(c));
     LOOM_TRY(loom__tool_check_paths(c->in, c->out));

@@ -14,7 +14,6 @@ loom_status loom__convert_raw(const char *in, const char *out, loom__raw_form fo
 /* Calls block(context, offsets, sizes, elements) for row-major pieces of the box [offsets, +sizes) of a tensor,
  * in order, each of at most some millions of elements, or one row. */
 typedef loom_status (*loom__block)(void *context, const int64_t *offsets, const int64_t *sizes, int64_t elements);
-loom_status loom__walk_blocks(
-    int dims, const int64_t *offsets, const int64_t *sizes, loom__block block, void *context);
+loom_status loom__walk_blocks(int dims, const int64_t *offsets, const int64_t *sizes, loom__block block, void *context);
 
 #endif

@@ -1,12 +1,12 @@
 /* Tensors as they are, in a form that other programs read without knowing Megatron: one safetensors file, or what plain
  * torch.distributed.checkpoint writes. The invariant: names, shapes, dtypes and bits are those of the checkpoint. */
-#include "strategy/convert.h"
 #include "checkpoint/writer.h"
 #include "format/file.h"
+#include "strategy/convert.h"
 #include "strategy/offline.h"
-#include <megaloom/safetensors.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <megaloom/safetensors.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -92,8 +92,7 @@ static loom_status to_safetensors(converting *c, const char *out, loom_tool_outc
     LOOM_TRY(loom_safetensors_writer_metadata(c->safetensors, "format", "pt")); /* transformers asks for it */
     for (int64_t i = 0; i < info->tensors; i++) {
         const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(c->checkpoint, i);
-        LOOM_TRY(loom_safetensors_writer_add(
-            c->safetensors, tensor->name, tensor->dtype, tensor->dims, tensor->shape));
+        LOOM_TRY(loom_safetensors_writer_add(c->safetensors, tensor->name, tensor->dtype, tensor->dims, tensor->shape));
     }
     for (int64_t i = 0; i < info->tensors; i++) {
         c->tensor = loom_checkpoint_tensor_at(c->checkpoint, i);
@@ -147,7 +146,8 @@ static loom_status write_metadata(const char *out, const loom__checkpoint_descri
     size_t bytes = 0;
     LOOM_TRY(loom__checkpoint_make_metadata(out, description, 1, &pickle, &bytes));
     char *path = loom__path_join(out, ".tmp/", ".metadata");
-    loom_status status = path ? loom__new_file_create(path, &file) : loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", out);
+    loom_status status =
+        path ? loom__new_file_create(path, &file) : loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", out);
     if (!status)
         status = loom__new_file_write(&file, pickle, bytes);
     if (!status)

@@ -120,8 +120,7 @@ static loom_status dtype_name(loom_value_pool *pool, loom_dtype dtype, loom_valu
 }
 
 /* [{(dtype of parameters, of gradients): [elements of its buckets]}, … a buffer]. */
-static loom_status numel_value(
-    const writing *w, const loom__state_buckets *buckets, bool unpadded, loom_value **out) {
+static loom_status numel_value(const writing *w, const loom__state_buckets *buckets, bool unpadded, loom_value **out) {
     loom_value *list = NULL, *dict = NULL, *numbers = NULL;
     LOOM_TRY(loom_value_list(w->pool, &list));
     for (int64_t b = 0; b < buckets->count; b++) {
@@ -297,9 +296,9 @@ loom_status loom__offline_write(const loom__offline_save *save) {
     int64_t ranks = loom_layout_world_size(&save->layout->ranks);
     LOOM_TRY(loom_value_pool_create(&w.pool));
     w.descriptions = calloc((size_t)ranks, sizeof *w.descriptions);
-    loom_status status = w.descriptions
-                             ? loom__checkpoint_begin(save->path)
-                             : loom_fail(LOOM_ERR_MEMORY, "out of memory for the files of %lld ranks", (long long)ranks);
+    loom_status status =
+        w.descriptions ? loom__checkpoint_begin(save->path)
+                       : loom_fail(LOOM_ERR_MEMORY, "out of memory for the files of %lld ranks", (long long)ranks);
     if (!status) {
         status = write_ranks(&w);
         if (status)

@@ -2,8 +2,8 @@
 #ifndef STRATEGY_OFFLINE_H
 #define STRATEGY_OFFLINE_H
 
-#include "checkpoint/sharded.h"
 #include "checkpoint/reshard.h"
+#include "checkpoint/sharded.h"
 #include <megaloom/checkpoint_tools.h>
 #include <megaloom/value.h>
 

@@ -185,7 +185,8 @@ static loom_status form_of(const resharding *r, loom__optimizer_form *form) {
         return loom_fail(LOOM_ERR_ARGUMENT,
             "optimizer form: found %s, expected dp_reshardable, fully_reshardable, whole or none", asked);
     if (*form != LOOM__OPTIMIZER_ABSENT && !r->archive->has_optimizer)
-        return loom_fail(LOOM_ERR_ARGUMENT, "%s: has no state of an optimizer: found form %s, expected none", r->in, asked);
+        return loom_fail(
+            LOOM_ERR_ARGUMENT, "%s: has no state of an optimizer: found form %s, expected none", r->in, asked);
     return LOOM_OK;
 }
 

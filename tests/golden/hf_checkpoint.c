@@ -1,6 +1,6 @@
-/* Hugging Face's own models (hf/<case>) through checkpoints: imported, saved, loaded at another layout and exported they
- * are the same tensors, bit for bit and in the dtype that they came in; so they are when a directory is converted to a
- * checkpoint and back without ranks. */
+/* Hugging Face's own models (hf/<case>) through checkpoints: imported, saved, loaded at another layout and exported
+ * they are the same tensors, bit for bit and in the dtype that they came in; so they are when a directory is converted
+ * to a checkpoint and back without ranks. */
 #include "model.h"
 #include <ftw.h>
 #include <megaloom/checkpoint_tools.h>
@@ -128,7 +128,6 @@ static loom_status pass(const hf_case *c) {
 }
 
 /* ---- all cases */
-
 
 static void every_case(loom_status (*claim)(const hf_case *c)) {
     glob_t files = golden_glob("hf/*/case.json");

@@ -139,8 +139,8 @@ static void reshard(const char *in, const char *out, const place *at, const char
 
 static void same_chunks(const loom_checkpoint_tensor *a, const loom_checkpoint_tensor *b, const char *what) {
     if (a->chunk_count != b->chunk_count)
-        fail_msg("%s, %s: %lld chunks, expected %lld", what, a->name, (long long)b->chunk_count,
-            (long long)a->chunk_count);
+        fail_msg(
+            "%s, %s: %lld chunks, expected %lld", what, a->name, (long long)b->chunk_count, (long long)a->chunk_count);
     for (int64_t i = 0; i < a->chunk_count; i++) {
         bool found = false;
         for (int64_t k = 0; k < b->chunk_count && !found; k++)
@@ -233,8 +233,8 @@ static void folder(char path[PATH], const char *name) {
     clear(path);
 }
 
-static const place places[] = {{1, 1, 0, 1, false}, {2, 1, 0, 1, true}, {1, 2, 0, 1, true},
-    {2, 2, 0, 1, false}, {2, 1, 0, 2, true}, {1, 2, 2, 1, true}, {1, 1, 0, 3, true}};
+static const place places[] = {{1, 1, 0, 1, false}, {2, 1, 0, 1, true}, {1, 2, 0, 1, true}, {2, 2, 0, 1, false},
+    {2, 1, 0, 2, true}, {1, 2, 2, 1, true}, {1, 1, 0, 3, true}};
 enum { PLACES = sizeof places / sizeof *places };
 
 static void all_pairs(bool tied) {
