@@ -129,14 +129,18 @@ static loom_status pass(const hf_case *c) {
 
 /* ---- all cases */
 
-static void every_case(loom_status (*claim)(const hf_case *c)) {
+/* A model that is not built may still be known by the names of its tensors. */
+static void every_case(loom_status (*claim)(const hf_case *c), bool by_names) {
     glob_t files = golden_glob("hf/*/case.json");
     int ran = 0, unbuilt = 0;
     for (size_t i = 0; i < files.gl_pathc; i++) {
         loom_safetensors *file = NULL;
         hf_case c = {.name = golden_folder_name(files.gl_pathv[i])};
         c.directory = golden_path("hf/%s/model", c.name);
-        if (golden_read_config(c.name, c.directory, &c.config)) {
+        bool built = golden_read_config(c.name, c.directory, &c.config);
+        if (!built && by_names)
+            built = claim(&c) != LOOM_ERR_UNSUPPORTED;
+        if (built) {
             golden_must(loom_safetensors_open(c.directory, &file), c.name);
             c.dtype = loom_safetensors_get(file, 0)->dtype;
             loom_safetensors_close(file);
@@ -160,12 +164,12 @@ static void every_case(loom_status (*claim)(const hf_case *c)) {
 
 static void a_directory_converted_to_a_checkpoint_and_back_keeps_all_bits(void **state) {
     (void)state;
-    every_case(convert);
+    every_case(convert, true);
 }
 
 static void imported_saved_loaded_and_exported_keeps_all_bits(void **state) {
     (void)state;
-    every_case(pass);
+    every_case(pass, false);
 }
 
 int main(void) {
