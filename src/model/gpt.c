@@ -93,6 +93,7 @@ static loom_status make_parameters(loom__gpt *gpt, const loom_stage *chunks, int
     const loom__tensor_place at = {tp, tp_rank, expert_tensor ? loom_comm_size(expert_tensor) : 0,
         expert_tensor ? loom_comm_rank(expert_tensor) : 0, environment->sequence_parallel};
     int ep = environment->expert_group ? loom_comm_size(environment->expert_group) : 1;
+    gpt->given_padded_vocab_size = gpt->config.padded_vocab_size;
     LOOM_TRY(loom__model_config_complete(&gpt->config, tp, environment->sequence_parallel));
     const loom_stage whole = {.layers = gpt->config.num_layers, .embedding = true, .loss = true};
     if (!chunks && environment->stages > 1)
