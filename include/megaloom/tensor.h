@@ -209,7 +209,8 @@ typedef struct loom_positions {
 } loom_positions;
 /* Rows one after the other from `first` on. */
 static inline loom_positions loom_positions_from(int64_t first) {
-    return (loom_positions){first, INT64_MAX, 0};
+    loom_positions positions = {first, INT64_MAX, 0};
+    return positions;
 }
 
 /* residual + dropout(x + bias), all [s, b, h]; bias and residual may be NULL; dropout->probability may be 0. sample:
