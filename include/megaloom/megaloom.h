@@ -13,6 +13,7 @@
  *   timeline           the same drawn, planned or measured
  *   kernels, team      the mathematics on raw arrays; compute threads
  *   safetensors, huggingface, report  files; a trained model as a directory; progress line and metrics
+ *   run                the folder of a run read back: its page, who is where as a picture, two runs compared
  *   checkpoint, value  sharded checkpoints as files: what is in them; plain data as Python's pickle has it
  *   profile            where the time goes, operation by operation
  *   names              the nearest of the names there are to one that is not */
@@ -35,6 +36,7 @@
 #include <megaloom/profile.h>
 #include <megaloom/rank.h>
 #include <megaloom/report.h>
+#include <megaloom/run.h>
 #include <megaloom/safetensors.h>
 #include <megaloom/schedule.h>
 #include <megaloom/stages.h>

@@ -1,0 +1,17 @@
+/* What the writers and readers of a run's folder share. */
+#ifndef REPORT_RUN_H
+#define REPORT_RUN_H
+
+#include <megaloom/run.h>
+
+enum { LOOM__RUN_PATH_BYTES = 4096 };
+
+extern const char *const loom__run_memory_names[LOOM_RUN_MEMORY_KINDS];
+extern const char *const loom__run_state_names[LOOM_RUN_STATE_COUNT];
+
+/* "FOLDER/NAME". */
+loom_status loom__run_path(const char *folder, const char *name, char path[LOOM__RUN_PATH_BYTES]);
+/* Of the precisions of two runs the one with the larger unit roundoff; "32" where a run does not tell its own. */
+const char *loom__coarser_precision(const loom_run_record *a, const loom_run_record *b, bool *known);
+
+#endif
