@@ -181,9 +181,10 @@ int loom_cli_compare(int argc, char **argv) {
         {"html", KEY_HTML, "FILE", 0, "Also write a page: curves over each other, the difference beside its bound", 0}, {0}};
     static const struct argp argp = {options, take, "RUN_A RUN_B",
         "Draws the losses of two runs over each other, and tells whether rounding explains their difference.\v"
-        "The relative difference of the losses of common step t (from 1) is rounding noise up to 100 u t, with u the "
-        "unit roundoff of the activations: 2^-24 in fp32; a tenth of that many units in bf16 (2^-8) and fp16 (2^-11). "
-        "Exit status 1: it is beyond that.",
+        "The relative difference of the losses of a step is rounding noise up to 100 unit roundoffs of the activations "
+        "(2^-24 in fp32; 4 in bf16, 2^-8, and fp16, 2^-11), or up to 8 times the largest difference before: "
+        "training amplifies a difference, but not at once. Exit status 1: it is beyond that, which rounding does not "
+        "explain. `megaloom check-layout` looks closer.",
         NULL, NULL, NULL};
     arguments given = {0};
     loom_run_record *runs[2] = {NULL, NULL};

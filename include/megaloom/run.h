@@ -114,16 +114,22 @@ LOOM_API loom_status loom_topology_write_html(
 /* How far two runs of the same training may be apart by rounding alone.
  *
  * Let e(t) = |a - b| / max(|a|, |b|) of the losses of step t, t counted from 1 at the first step that both have. Both
- * runs begin with the same weights, so e(1) is the rounding of one forward: sums in another order. Each later step adds
- * the rounding of a gradient and an update; these errors do not know of each other, and where they happen to point the
- * same way they add up linearly. So e(t) <= LOOM_NOISE_UNITS u t, with u the unit roundoff of the activations: 2^-24 in
- * fp32, 2^-11 in fp16, 2^-8 in bf16 (there with a tenth of the units: the loss is a mean in fp32 over many tokens,
- * whose roundings cancel). Training also amplifies what is there, in the long run exponentially: a difference beyond
- * the bound after hundreds of steps that was inside it before may still be rounding, one in the first steps is not. A
- * fault of a layout (a missing sum, a shard at the wrong place) is beyond it within a few steps. */
+ * begin there with the same weights, so e(1) is the rounding of one forward whose sums are in another order; each later
+ * step adds the rounding of a gradient and an update. These errors are of the size of LOOM_NOISE_UNITS unit roundoffs u
+ * of the activations: 2^-24 in fp32, 2^-11 in fp16, 2^-8 in bf16 (there 4: the loss is a mean in fp32
+ * over many tokens, whose roundings cancel). Training may amplify a difference, exponentially where it is unstable, but
+ * it amplifies what is there, and no step of a training that works does so more than LOOM_NOISE_GROWTH times. Hence
+ *
+ *     e(t) <= max(LOOM_NOISE_UNITS u, LOOM_NOISE_GROWTH max of e(s) over s < t).
+ *
+ * A fault of a layout (a sum that is missing, a shard at the wrong place) does not grow out of rounding: it is there at
+ * once, in the first forward, or in the step after the first wrong update. What is below the first bound there and
+ * grows from there passes; `megaloom check-layout`, which measures the amplification instead of bounding it and looks at
+ * every tensor, is sharper. */
 #define LOOM_NOISE_UNITS 100.0
-/* The bound for `precision` ("32", "bf16-mixed", "16-mixed") at t. */
-LOOM_API double loom_run_noise_bound(const char *precision, int64_t t);
+#define LOOM_NOISE_GROWTH 8.0
+/* The bound for `precision` ("32", "bf16-mixed", "16-mixed") where `largest` is the largest e before; 0 = none. */
+LOOM_API double loom_run_noise_bound(const char *precision, double largest);
 
 typedef struct loom_run_difference {
     int64_t first, last, common; /* the first and the last step that both have; how many */

@@ -1,5 +1,6 @@
-/* Two runs beside each other. A verdict is about the losses alone, step by step, against a bound that is derived from
- * the arithmetic and not fitted to the runs (see run.h): so the answer does not depend on how long the runs are. */
+/* Two runs beside each other. The verdict is about the losses alone, step by step: rounding begins small, and grows out
+ * of what is there (run.h says the bound). Invariant: what is beyond the bound once stays the answer, however the runs
+ * go on. */
 #include "base/yaml.h"
 #include "report/run.h"
 #include <math.h>
@@ -7,7 +8,7 @@
 #include <string.h>
 
 /* Units of bf16 and fp16 for one of fp32: a loss is the mean of many tokens in fp32, whose roundings are independent. */
-#define NARROW_UNITS 0.1
+#define NARROW_UNITS 0.04
 
 static double unit_roundoff(const char *precision) {
     if (strncmp(precision, "bf16", 4) == 0)
@@ -17,8 +18,8 @@ static double unit_roundoff(const char *precision) {
     return ldexp(1, -24);
 }
 
-double loom_run_noise_bound(const char *precision, int64_t t) {
-    return LOOM_NOISE_UNITS * unit_roundoff(precision) * (double)t;
+double loom_run_noise_bound(const char *precision, double largest) {
+    return fmax(LOOM_NOISE_UNITS * unit_roundoff(precision), LOOM_NOISE_GROWTH * largest);
 }
 
 static double relative(double a, double b) {
@@ -38,7 +39,7 @@ const char *loom__coarser_precision(const loom_run_record *a, const loom_run_rec
 }
 
 loom_status loom_runs_compare(const loom_run_record *a, const loom_run_record *b, loom_run_difference *difference) {
-    loom_run_difference d = {.largest = -1};
+    loom_run_difference d = {.largest = -1}; /* so that the first step is the largest, also without a difference */
     const char *precision = loom__coarser_precision(a, b, &d.precision_known);
     for (int64_t i = 0, j = 0; i < a->count && j < b->count;) {
         const loom_step_report *x = &a->reports[i], *y = &b->reports[j];
@@ -52,7 +53,7 @@ loom_status loom_runs_compare(const loom_run_record *a, const loom_run_record *b
             d.first = x->step;
             d.begin = e;
         }
-        double bound = loom_run_noise_bound(precision, x->step - d.first + 1);
+        double bound = loom_run_noise_bound(precision, fmax(d.largest, 0));
         d.last = x->step;
         d.equal += x->loss == y->loss;
         if (e > d.largest) {

@@ -23,6 +23,7 @@ static double bound_value(const void *context, int64_t i) {
 
 static loom_status common_of(
     const loom_run_record *a, const loom_run_record *b, const loom_run_difference *difference, common *out) {
+    double before = 0;
     common made = {calloc((size_t)difference->common + 1, sizeof *made.reports), 0};
     bool known;
     const char *precision = loom__coarser_precision(a, b, &known);
@@ -31,10 +32,11 @@ static loom_status common_of(
     for (int64_t i = 0, j = 0; i < a->count && j < b->count;) {
         const loom_step_report *x = &a->reports[i], *y = &b->reports[j];
         if (x->step == y->step) {
-            double largest = fmax(fabs(x->loss), fabs(y->loss));
-            made.reports[made.count++] = (loom_step_report){.step = x->step,
-                .loss = largest > 0 ? fabs(x->loss - y->loss) / largest : 0,
-                .grad_norm = loom_run_noise_bound(precision, x->step - difference->first + 1)};
+            double largest = fmax(fabs(x->loss), fabs(y->loss)),
+                   apart = largest > 0 ? fabs(x->loss - y->loss) / largest : 0;
+            made.reports[made.count++] = (loom_step_report){
+                .step = x->step, .loss = apart, .grad_norm = loom_run_noise_bound(precision, before)};
+            before = fmax(before, apart);
         }
         int64_t step = x->step;
         i += step <= y->step;

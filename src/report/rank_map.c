@@ -161,6 +161,21 @@ static void colour_of(int64_t group, unsigned rgb[3], bool *white) {
     *white = luminance < 0.3;
 }
 
+/* As many of the kinds as there is room for beside the next panel. */
+static void put_label(const drawing *d, const char *label) {
+    size_t room = (size_t)d->panel_width / 8, length = strlen(label);
+    if (length > room) {
+        length = room - 2;
+        while (length > 0 && label[length] != ' ')
+            length--;
+        while (length > 0 && (label[length - 1] == ' ' || label[length - 1] == '='))
+            length--;
+        fprintf(d->out, "%.*s …", (int)length, label);
+    } else {
+        fputs(label, d->out);
+    }
+}
+
 static void put_style(FILE *out) {
     fputs("<style>\n"
           ".rank-map text{font:12px system-ui,-apple-system,\"Segoe UI\",\"DejaVu Sans\",sans-serif;fill:#1f2328}\n"
@@ -222,9 +237,10 @@ static void put_panel(const drawing *d, int number, int x, int y) {
     if (d->rank >= 0)
         (void)loom_layout_group_of(d->layout, of->kind, d->rank, &picked_group, &place);
     fprintf(d->out,
-        "<g class=\"rm-panel\" data-kind=\"%s\"><text x=\"%d\" y=\"%d\" class=\"rm-title\">%s</text>"
-        "<text x=\"%d\" y=\"%d\" class=\"rm-soft\">",
-        loom_layout_kind_name(of->kind), x, y + 14, of->label, x, y + 32);
+        "<g class=\"rm-panel\" data-kind=\"%s\"><text x=\"%d\" y=\"%d\" class=\"rm-title\"><title>%s</title>",
+        loom_layout_kind_name(of->kind), x, y + 14, of->label);
+    put_label(d, of->label);
+    fprintf(d->out, "</text><text x=\"%d\" y=\"%d\" class=\"rm-soft\">", x, y + 32);
     if (d->rank >= 0 && picked_group >= 0)
         fprintf(d->out, "group %" PRId64 " of %" PRId64 ", place %" PRId64 " of %" PRId64, picked_group, count, place,
             loom_layout_group_size(d->layout, of->kind, picked_group));

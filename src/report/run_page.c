@@ -49,7 +49,7 @@ static json_t *scaled(double value, const char *unit) {
     int at = 0;
     for (; fabs(value) >= 1e4 && at < 5; at++)
         value /= 1000;
-    return loom__html_format("%.4g %s%s", value, prefixes[at], unit);
+    return loom__html_format("%.3g%s%s", value, prefixes[at], unit);
 }
 
 static json_t *duration(double seconds) {
@@ -112,7 +112,7 @@ static void add_speed(const loom_run_record *run, json_t *facts) {
         add_fact(facts, "Throughput", scaled(rate, " tokens/s"), loom__html_format("median of the steps"));
     if (isfinite(share))
         add_fact(facts, "Of the measured peak", loom__html_format("%.0f %%", 100 * share),
-            isfinite(run->facts.gemm_rate) ? scaled(run->facts.gemm_rate, "FLOP/s is the peak")
+            isfinite(run->facts.gemm_rate) ? scaled(run->facts.gemm_rate, " FLOP/s in products")
                                            : loom__html_format("median of the steps"));
     if (tokens > 0)
         add_fact(facts, "Tokens", scaled(tokens, ""), NULL);
@@ -130,9 +130,10 @@ static void add_layout(const loom_run_record *run, json_t *facts) {
     const loom_megatron_strategy_config *s = &run->config->strategy;
     const loom_model_config *m = &run->config->model.config;
     add_fact(facts, "Layout",
-        loom__html_format("tp %" PRId64 " · pp %" PRId64 " · cp %" PRId64, s->tensor_model_parallel_size,
-            s->pipeline_model_parallel_size, s->context_parallel_size),
-        loom__html_format("%s%s", s->sequence_parallel ? "sequence parallel, " : "", s->schedule));
+        loom__html_format("%" PRId64 " × %" PRId64 " × %" PRId64, s->tensor_model_parallel_size,
+            s->pipeline_model_parallel_size,
+            run->facts.ranks / (s->tensor_model_parallel_size * s->pipeline_model_parallel_size * s->context_parallel_size)),
+        loom__html_format("tensor × pipeline × data%s", s->sequence_parallel ? ", sequence parallel" : ""));
     add_fact(facts, "Model", loom__html_format("%s", m->architecture ? m->architecture : "from Hugging Face"),
         m->num_layers > 0 ? loom__html_format("%" PRId64 " layers, h %" PRId64 ", s %" PRId64, m->num_layers,
                                 m->hidden_size, m->seq_length)
@@ -270,7 +271,7 @@ static json_t *charts_of(const loom_run_record *run, int64_t points) {
     } single[] = {{"grad_norm", "Gradient norm", "norm", "", false, true, 3},
         {"learning_rate", "Learning rate", "rate", "", true, false, 2},
         {"tokens_per_second", "Throughput", "tokens/s", "", true, false, 4},
-        {"memory_bytes", "Memory of the allocator, rank 0", "bytes", "", true, false, 1},
+        {"memory_bytes", "Memory of the allocator, rank 0", "held", "bytes", true, false, 1},
         {"loss_scale", "Loss scale", "scale", "", false, true, 3}};
     for (size_t i = 0; i < sizeof single / sizeof *single; i++) {
         if (strcmp(single[i].column, "loss_scale") == 0 && !loss_scale_matters(run))

@@ -22,8 +22,9 @@
     return made;
   }
 
-  function number(value) {
+  function number(value, unit) {
     if (value === null) return "–";
+    if (unit === "bytes") return bytes(value);
     const size = Math.abs(value);
     if (size === 0) return "0";
     if (size >= 1e9) return (value / 1e9).toPrecision(3) + "G";
@@ -45,7 +46,12 @@
 
   /* ---- charts ---- */
 
-  function ticks(low, high, wanted) {
+  /* Round numbers between two; of bytes, round numbers of the unit they are written in. */
+  function ticks(low, high, wanted, unit) {
+    if (unit === "bytes" && high > 0) {
+      const scale = Math.pow(1024, Math.max(0, Math.floor(Math.log(high / 1000 * 1024) / Math.log(1024))));
+      return ticks(low / scale, high / scale, wanted).map(function (tick) { return tick * scale; });
+    }
     const rough = (high - low) / wanted, power = Math.pow(10, Math.floor(Math.log10(rough)));
     const step = power * (rough / power > 5 ? 10 : rough / power > 2 ? 5 : rough / power > 1 ? 2 : 1);
     const list = [];
@@ -53,14 +59,12 @@
     return list;
   }
 
+  /* Logarithms of round numbers: within a decade or so evenly spaced ones, else powers of ten. */
   function logTicks(low, high) {
-    const list = [], from = Math.floor(low), to = Math.ceil(high), every = Math.max(1, Math.ceil((to - from) / 5));
-    for (let e = from; e <= to; e++)
-      for (const digit of to - from <= 1 ? [1, 2, 5] : [1]) {
-        const at = e + Math.log10(digit);
-        if (at >= low - 1e-9 && at <= high + 1e-9 && (e - from) % every === 0) list.push(at);
-      }
-    return list.length > 1 ? list : ticks(low, high, 4);
+    if (high - low < 1.2) return ticks(Math.pow(10, low), Math.pow(10, high), 4).filter(function (tick) { return tick > 0; }).map(Math.log10);
+    const list = [], every = Math.max(1, Math.ceil((high - low) / 5));
+    for (let e = Math.ceil(low); e <= high; e += every) list.push(e);
+    return list;
   }
 
   /* The place in x that is nearest to the step. */
@@ -108,10 +112,10 @@
     svg.replaceChildren();
     svg.setAttribute("viewBox", "0 0 " + width + " " + height);
     svg.setAttribute("height", height);
-    for (const tick of chart.log ? logTicks(e.low, e.high) : ticks(e.low, e.high, 4)) {
+    for (const tick of chart.log ? logTicks(e.low, e.high) : ticks(e.low, e.high, 4, spec.unit)) {
       const y = bottom - (tick - e.low) / (e.high - e.low) * (bottom - top);
       shape(svg, "path", { d: "M" + left + " " + y + "H" + right, stroke: "var(--grid)" });
-      shape(svg, "text", { x: left - 7, y: y + 4, "text-anchor": "end" }, number(chart.log ? Math.pow(10, tick) : tick));
+      shape(svg, "text", { x: left - 7, y: y + 4, "text-anchor": "end" }, number(chart.log ? Number(Math.pow(10, tick).toPrecision(6)) : tick, spec.unit));
     }
     const steps = e.last > e.first ? ticks(e.first, e.last, Math.max(2, width / 110)) : [e.first];
     for (const step of steps.filter(Number.isInteger))
@@ -160,9 +164,9 @@
       const i = nearest(curve.x, here), value = curve.mean[i], span = element(chart.out, "span");
       element(span, "i", "", "key").style.background = "var(--c" + curve.colour + ")";
       element(span, "span", curve.name + " ");
-      element(span, "b", number(value) + (spec.unit ? " " + spec.unit : ""));
+      element(span, "b", number(value, spec.unit));
       if (curve.low && value !== null && curve.low[i] !== curve.high[i])
-        element(span, "span", " (" + number(curve.low[i]) + " – " + number(curve.high[i]) + ")");
+        element(span, "span", " (" + number(curve.low[i], spec.unit) + " – " + number(curve.high[i], spec.unit) + ")");
       if (!end && value !== null && (!chart.log || value > 0))
         shape(chart.over, "circle", { cx: chart.x(curve.x[i]), cy: chart.y(value), r: 4, fill: "var(--c" + curve.colour + ")", stroke: "var(--card)" });
     }
@@ -204,7 +208,6 @@
       event.preventDefault();
     });
     chart.svg.addEventListener("blur", function () { readAll(undefined); });
-    draw(chart);
   }
 
   /* ---- sections ---- */
@@ -248,6 +251,7 @@
     heading("Curves");
     const grid = element(main, "div", undefined, "charts");
     for (const spec of data.charts) addChart(grid, spec);
+    charts.forEach(draw); /* the width of one is known when all are there */
     let wide = main.clientWidth;
     window.addEventListener("resize", function () {
       if (main.clientWidth !== wide) charts.forEach(draw);
