@@ -7,6 +7,7 @@
 #include <megaloom/megaloom.h>
 
 int loom_cli_checkpoint(int argc, char **argv);
+int loom_cli_check_layout(int argc, char **argv);
 int loom_cli_compare(int argc, char **argv);
 int loom_cli_config(int argc, char **argv);
 int loom_cli_data(int argc, char **argv);
