@@ -346,6 +346,8 @@ static loom_status train(loom_rank *rank, void *argument) {
                       : t.done < given->config->steps ? "stopped: the batch size has changed"
                                                       : NULL;
     status = loom_cli_report_end(&t.report, t.parallel, t.optimizer, why, status);
+    if (!status && t.progress)
+        loom_progress_note(t.progress, "page of the run: %s/report.html", t.config->output);
     if (!status && t.progress && t.stopped)
         loom_progress_note(t.progress, "stopped by SIGTERM after step %lld of %lld; the same command goes on",
             (long long)t.done, (long long)t.config->steps);

@@ -119,6 +119,7 @@ static void measure(drawing *d) {
     d->across = (room + GAP) / (d->box_width + GAP);
     d->across = d->across < 1 ? 1 : d->across > d->node_count ? d->node_count : d->across;
     int64_t down = (d->node_count + d->across - 1) / d->across;
+    d->across = (d->node_count + down - 1) / down; /* full rows: 4 and 4, not 6 and 2 */
     d->panel_width = (int)d->across * (d->box_width + GAP) - GAP;
     d->panel_width = d->panel_width < 240 ? 240 : d->panel_width;
     d->panel_height = (int)down * (d->box_height + GAP) - GAP + HEAD;

@@ -311,12 +311,13 @@
     const form = element(main, "div", undefined, "pick"), label = element(form, "label", "Rank "), input = element(label, "input");
     input.type = "number";
     input.min = 0;
-    const cells = Array.from(map.querySelectorAll(".rm-cell")), says = element(form, "span", "", "soft");
+    const cells = Array.from(map.querySelectorAll(".rm-cell")), clear = element(form, "button", "none");
     input.max = Math.max.apply(null, cells.map(function (cell) { return Number(cell.dataset.r); }));
-    const clear = element(form, "button", "none");
+    const says = element(form, "span", "", "groups");
     clear.type = "button";
     const pick = function (rank) {
-      const groups = [];
+      let found = false;
+      says.replaceChildren();
       map.querySelectorAll(".rm-panel").forEach(function (panel) {
         const list = Array.from(panel.querySelectorAll(".rm-cell"));
         const own = list.find(function (cell) { return Number(cell.dataset.r) === rank; });
@@ -325,12 +326,13 @@
           cell.classList.toggle("rm-off", Boolean(own) && cell !== own && !members.includes(cell));
           cell.classList.toggle("rm-picked", cell === own);
         }
-        if (members.length && members.length <= 16)
-          groups.push(panel.dataset.kind + " {" + members.map(function (cell) { return cell.dataset.r; }).join(", ") + "}");
-        else if (members.length) groups.push(panel.dataset.kind + " of " + members.length);
+        found = found || Boolean(own);
+        if (!members.length) return;
+        const group = element(says, "span");
+        element(group, "b", panel.dataset.kind);
+        element(group, "span", members.length > 16 ? " of " + members.length : " {" + members.map(function (cell) { return cell.dataset.r; }).join(", ") + "}");
       });
-      says.textContent = groups.join("   ");
-      input.value = groups.length ? rank : "";
+      input.value = found ? rank : "";
     };
     for (const cell of cells) cell.addEventListener("click", function () { pick(Number(cell.dataset.r)); });
     input.addEventListener("input", function () { if (input.value !== "") pick(Number(input.value)); });
