@@ -64,7 +64,8 @@ int loom_cli_check_layout(int argc, char **argv) {
     static const struct argp argp = {options, take, "RUN.yaml [FIELD=VALUE...]",
         "Runs a few steps on one rank and on the configured layout, and names the first tensor that differs beyond "
         "noise.\v"
-        "Compared are the activations of each layer, the loss, each gradient, its norm and each updated weight, as whole "
+        "Compared are the activations of each layer, the loss, each gradient, its norm and each updated weight, as "
+        "whole "
         "tensors. Noise is what one rank shows when it runs again, twice, from weights that differ at random in their "
         "last bit: a distance up to 16 times that, or up to 16 unit roundoffs (1 in bf16 and fp16), is rounding. The "
         "ranks are threads. Nothing is written. Exit status 1: something differs.",

@@ -106,8 +106,8 @@ static bool is_of_layout(const char *field) {
 }
 
 typedef struct fields {
-    int64_t count;  /* that differ */
-    int64_t others; /* of them not of the layout */
+    int64_t count;   /* that differ */
+    int64_t others;  /* of them not of the layout */
     char first[128]; /* of those */
 } fields;
 
@@ -127,13 +127,12 @@ static void verdict(const loom_run_difference *d, const fields *of, char note[NO
     if (d->equal == d->common)
         snprintf(note, NOTE_BYTES, "bit for bit equal in all %" PRId64 " common steps", d->common);
     else if (d->beyond == 0)
-        snprintf(note, NOTE_BYTES, "within rounding noise: the losses of %" PRId64
-                                   " common steps differ by at most %.2g, at step %" PRId64,
+        snprintf(note, NOTE_BYTES,
+            "within rounding noise: the losses of %" PRId64 " common steps differ by at most %.2g, at step %" PRId64,
             d->common, d->largest, d->largest_step);
     else if (of->others > 0)
-        snprintf(note, NOTE_BYTES,
-            "not the same training (%s differs): the losses are apart by %.2g at step %" PRId64, of->first, d->at,
-            d->beyond);
+        snprintf(note, NOTE_BYTES, "not the same training (%s differs): the losses are apart by %.2g at step %" PRId64,
+            of->first, d->at, d->beyond);
     else
         snprintf(note, NOTE_BYTES,
             "beyond rounding noise from step %" PRId64 ": the losses differ by %.2g there, rounding explains %.2g",
@@ -157,8 +156,8 @@ static loom_status compare(const arguments *given, loom_run_record *const runs[2
     char note[NOTE_BYTES];
     LOOM_TRY(loom_runs_compare(runs[0], runs[1], &d));
     for (int k = 0; k < 2; k++)
-        printf("%c  %s: %" PRId64 " steps, the last with loss %.6f\n", "ab"[k], runs[k]->folder, runs[k]->count,
-            runs[k]->reports[runs[k]->count - 1].loss);
+        printf("%c  %s: %" PRId64 " steps, the last with loss %.6f\n", "ab"[k], runs[k] -> folder, runs[k] -> count,
+            runs[k] -> reports[runs[k]->count - 1].loss);
     loom_status status = loom_runs_compare_config(runs[0], runs[1], print_field, &of);
     if (status == LOOM_ERR_NOT_FOUND)
         printf("\n%s\n", loom_error_message());
@@ -178,7 +177,8 @@ static loom_status compare(const arguments *given, loom_run_record *const runs[2
 
 int loom_cli_compare(int argc, char **argv) {
     static const struct argp_option options[] = {
-        {"html", KEY_HTML, "FILE", 0, "Also write a page: curves over each other, the difference beside its bound", 0}, {0}};
+        {"html", KEY_HTML, "FILE", 0, "Also write a page: curves over each other, the difference beside its bound", 0},
+        {0}};
     static const struct argp argp = {options, take, "RUN_A RUN_B",
         "Draws the losses of two runs over each other, and tells whether rounding explains their difference.\v"
         "The relative difference of the losses of a step is rounding noise up to 100 unit roundoffs of the activations "

@@ -19,13 +19,15 @@
 
 enum { BUCKETS = 64, CONTROLS = 2, SITES = 2 };
 #define FACTOR 16.0
-#define FLOOR 16.0        /* unit roundoffs of fp32 */
-#define NARROW_FLOOR 1.0  /* of bf16 or fp16 */
+#define FLOOR 16.0       /* unit roundoffs of fp32 */
+#define NARROW_FLOOR 1.0 /* of bf16 or fp16 */
 
 /* In the order of a step. */
 typedef enum kind { ACTIVATION, LOSS, GRADIENT, NORM, WEIGHT } kind;
-static const char *const kind_text[] = {
-    [ACTIVATION] = "activations after ", [LOSS] = "the loss", [GRADIENT] = "gradient of ", [NORM] = "the gradient norm",
+static const char *const kind_text[] = {[ACTIVATION] = "activations after ",
+    [LOSS] = "the loss",
+    [GRADIENT] = "gradient of ",
+    [NORM] = "the gradient norm",
     [WEIGHT] = "updated "};
 
 typedef struct quantity {
@@ -91,8 +93,8 @@ static double widen(loom_dtype dtype, const void *data, int64_t i) {
     unsigned power = bits >> fraction & ((1u << exponent) - 1), part = bits & ((1u << fraction) - 1);
     int bias = (1 << (exponent - 1)) - 1;
     double value = power == (1u << exponent) - 1 ? (part ? NAN : INFINITY)
-                   : power                       ? ldexp((double)(part | 1u << fraction), (int)power - bias - (int)fraction)
-                                                 : ldexp((double)part, 1 - bias - (int)fraction);
+                   : power ? ldexp((double)(part | 1u << fraction), (int)power - bias - (int)fraction)
+                           : ldexp((double)part, 1 - bias - (int)fraction);
     return bits >> 15 ? -value : value;
 }
 
@@ -152,8 +154,8 @@ static loom_status observe(
 /* Ranks have parts of the samples, of the positions and of the layers: the sum of their sketches is that of the whole.
  */
 static loom_status record_activations(run *r) {
-    LOOM_TRY(loom_all_reduce(loom_rank_world(r->rank), r->activations, r->activations, r->layers * SITES * BUCKETS,
-        LOOM_F64, LOOM_SUM));
+    LOOM_TRY(loom_all_reduce(
+        loom_rank_world(r->rank), r->activations, r->activations, r->layers * SITES * BUCKETS, LOOM_F64, LOOM_SUM));
     for (int64_t i = 0; i < r->layers * SITES && loom_rank_index(r->rank) == 0; i++) {
         char name[96];
         quantity *made;
@@ -339,8 +341,8 @@ static void judge(const loom_cli_layout_check *check, const record *plain, const
         double allowed = fmax(FACTOR * noise_at(plain, controls, i), least * size);
         bool beyond = !(apart <= allowed);
         double share = apart > 0 ? apart / allowed : 0;
-        bool better = beyond ? finding->beyond == 0 || comes_before(plain, i, shown)
-                             : finding->beyond == 0 && share > nearest;
+        bool better =
+            beyond ? finding->beyond == 0 || comes_before(plain, i, shown) : finding->beyond == 0 && share > nearest;
         finding->beyond += beyond;
         if (!better)
             continue;

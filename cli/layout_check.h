@@ -18,8 +18,8 @@ typedef struct loom_cli_layout_finding {
     int64_t beyond;   /* of them beyond noise */
     /* The first one beyond noise in the order of the computation, or, without one, the nearest to it: */
     int64_t step;
-    char what[192];         /* "gradient of decoder.layers.0.mlp.linear_fc1.weight" */
-    double apart, allowed;  /* relative distances */
+    char what[192];        /* "gradient of decoder.layers.0.mlp.linear_fc1.weight" */
+    double apart, allowed; /* relative distances */
 } loom_cli_layout_finding;
 
 /* Runs one rank, one rank from weights that differ in their last bit (twice), and the layout. Not from a rank. */

@@ -35,9 +35,9 @@ typedef struct training {
     loom_batches *batches, *valid_batches;
     loom_cli_train_report report;
     loom_progress *progress; /* rank 0 only */
-    int64_t done, consumed; /* steps and samples so far */
-    loom_profile profile;   /* of the steps after the first, when they are over */
-    const char *resume;     /* NULL: nothing to go on from */
+    int64_t done, consumed;  /* steps and samples so far */
+    loom_profile profile;    /* of the steps after the first, when they are over */
+    const char *resume;      /* NULL: nothing to go on from */
     bool continues;
     int64_t first;          /* the step that this run begins with, from 1 */
     int64_t saved;          /* the step of the last checkpoint; -1 = none */
@@ -326,8 +326,12 @@ static loom_status keep(training *t) {
 
 static loom_status train(loom_rank *rank, void *argument) {
     const job *given = argument;
-    training t = {
-        .config = given->config, .tokenizer = given->tokenizer, .rank = rank, .resume = given->resume, .continues = given->continues, .saved = -1};
+    training t = {.config = given->config,
+        .tokenizer = given->tokenizer,
+        .rank = rank,
+        .resume = given->resume,
+        .continues = given->continues,
+        .saved = -1};
     loom_status status = set_up(&t);
     if (!status && t.progress) {
         int ranks = loom_rank_count(rank), threads = loom_team_size(loom_rank_team(rank));
@@ -342,7 +346,7 @@ static loom_status train(loom_rank *rank, void *argument) {
     double seconds = now() - start;
     if (!status)
         status = keep(&t);
-    const char *why = t.stopped                      ? "stopped by SIGTERM"
+    const char *why = t.stopped                       ? "stopped by SIGTERM"
                       : t.done < given->config->steps ? "stopped: the batch size has changed"
                                                       : NULL;
     status = loom_cli_report_end(&t.report, t.parallel, t.optimizer, why, status);
@@ -404,9 +408,11 @@ int loom_cli_train(int argc, char **argv) {
         "Trains as the run file says, with FIELD=VALUE overriding its fields.\v"
         "Without a launcher the ranks are threads of this process (field `ranks`); under mpirun each process is a "
         "rank. "
-        "Writes OUTPUT/metrics.jsonl, and at the end OUTPUT/report.html, a page of the run, and OUTPUT/model, a Hugging Face directory that model.hf=OUTPUT/model "
+        "Writes OUTPUT/metrics.jsonl, and at the end OUTPUT/report.html, a page of the run, and OUTPUT/model, a "
+        "Hugging Face directory that model.hf=OUTPUT/model "
         "starts from; with profile=true also OUTPUT/profile.json and a table of where the time went, with trace=true "
-        "OUTPUT/trace.json (for Perfetto) and OUTPUT/timeline.svg of what the pipeline's stages did, with log.tensorboard=true "
+        "OUTPUT/trace.json (for Perfetto) and OUTPUT/timeline.svg of what the pipeline's stages did, with "
+        "log.tensorboard=true "
         "OUTPUT/tensorboard, event files for TensorBoard.\n\n"
         "checkpoint.every=N saves each N steps to OUTPUT/checkpoints; SIGUSR1 saves after the step, SIGTERM (without a "
         "launcher) saves and stops. Where OUTPUT/checkpoints holds a checkpoint, the run goes on from it, at any "

@@ -1,6 +1,6 @@
 /* What `megaloom train` leaves in its output. Metrics are flushed each step; the facts are written when the run begins
- * and again when it ends, also by a failure, so that what a killed run says of itself is "running". A report that cannot
- * be written never costs a training. */
+ * and again when it ends, also by a failure, so that what a killed run says of itself is "running". A report that
+ * cannot be written never costs a training. */
 #include "train_report.h"
 #include "commands.h"
 #include <math.h>
@@ -121,8 +121,8 @@ loom_status loom_cli_write_report(const char *folder, const char *path, int64_t 
     snprintf(partial, sizeof partial, "%s.tmp", whole);
     LOOM_TRY(loom_run_read(folder, &run));
     FILE *file = fopen(partial, "w");
-    loom_status status = file ? loom_run_write_html(file, run, points)
-                              : loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", partial);
+    loom_status status =
+        file ? loom_run_write_html(file, run, points) : loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", partial);
     if (file && fclose(file) != 0 && !status)
         status = loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", partial);
     if (!status && rename(partial, whole) != 0)

@@ -21,9 +21,9 @@ loom_status loom_cli_report_open(
 /* The run begins: its configuration and its facts. Not collective. */
 loom_status loom_cli_report_begin(loom_cli_train_report *report, double gemm_rate, double flops_per_token);
 loom_status loom_cli_report_step(loom_cli_train_report *report, const loom_step_report *step);
-/* The run is over, with `status`: its last facts and the page. Returns `status`, with the error record as it was, or why
- * the ranks could not come together. message: why it stopped; NULL = it did not. What cannot be written is a warning.
- * Collective over the world where status is LOOM_OK. */
+/* The run is over, with `status`: its last facts and the page. Returns `status`, with the error record as it was, or
+ * why the ranks could not come together. message: why it stopped; NULL = it did not. What cannot be written is a
+ * warning. Collective over the world where status is LOOM_OK. */
 loom_status loom_cli_report_end(loom_cli_train_report *report, loom_parallel *parallel, const loom_optimizer *optimizer,
     const char *message, loom_status status);
 void loom_cli_report_close(loom_cli_train_report *report);

@@ -76,14 +76,14 @@ LOOM_API loom_status loom_run_write_config(const char *folder, const loom_run_co
 /* A run as read back; everything belongs to it. */
 typedef struct loom_run_record {
     char *folder;
-    loom_run_facts facts;       /* ranks is 0 without a run.json */
-    char *config_text;          /* run.yaml; NULL = not there */
-    loom_run_config *config;    /* the same, understood; NULL where this version does not */
-    loom_step_report *reports;  /* one a step, steps ascending; NaN where a line has no such number */
+    loom_run_facts facts;      /* ranks is 0 without a run.json */
+    char *config_text;         /* run.yaml; NULL = not there */
+    loom_run_config *config;   /* the same, understood; NULL where this version does not */
+    loom_step_report *reports; /* one a step, steps ascending; NaN where a line has no such number */
     int64_t count;
-    int64_t damaged;            /* lines that are none, as the last one of a run that was killed */
-    int64_t repeated;           /* lines of steps that a later line tells again: the later one holds */
-    char *timeline;             /* timeline.svg; NULL = not there */
+    int64_t damaged;  /* lines that are none, as the last one of a run that was killed */
+    int64_t repeated; /* lines of steps that a later line tells again: the later one holds */
+    char *timeline;   /* timeline.svg; NULL = not there */
 } loom_run_record;
 /* LOOM_ERR_NOT_FOUND: neither file is there; LOOM_ERR_FORMAT: run.json is none. */
 LOOM_API loom_status loom_run_read(const char *folder, loom_run_record **run);
@@ -101,8 +101,9 @@ typedef struct loom_topology_picture {
     int64_t rank;           /* this one is picked out, with all its groups; -1 = none */
 } loom_topology_picture;
 enum { LOOM_TOPOLOGY_PICTURE_RANKS = 4096 };
-/* A panel for each kind of group with more than one member, the ranks in boxes by node and coloured by group; kinds with
- * the same groups share a panel. LOOM_ERR_ARGUMENT: more ranks than LOOM_TOPOLOGY_PICTURE_RANKS, or no such rank. */
+/* A panel for each kind of group with more than one member, the ranks in boxes by node and coloured by group; kinds
+ * with the same groups share a panel. LOOM_ERR_ARGUMENT: more ranks than LOOM_TOPOLOGY_PICTURE_RANKS, or no such rank.
+ */
 LOOM_API loom_status loom_topology_write_svg(
     FILE *out, const loom_layout *layout, const loom_topology_picture *picture);
 /* The same as a self-contained page, in which a rank can be picked. */
@@ -124,8 +125,8 @@ LOOM_API loom_status loom_topology_write_html(
  *
  * A fault of a layout (a sum that is missing, a shard at the wrong place) does not grow out of rounding: it is there at
  * once, in the first forward, or in the step after the first wrong update. What is below the first bound there and
- * grows from there passes; `megaloom check-layout`, which measures the amplification instead of bounding it and looks at
- * every tensor, is sharper. */
+ * grows from there passes; `megaloom check-layout`, which measures the amplification instead of bounding it and looks
+ * at every tensor, is sharper. */
 #define LOOM_NOISE_UNITS 100.0
 #define LOOM_NOISE_GROWTH 8.0
 /* The bound for `precision` ("32", "bf16-mixed", "16-mixed") where `largest` is the largest e before; 0 = none. */

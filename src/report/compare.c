@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Units of bf16 and fp16 for one of fp32: a loss is the mean of many tokens in fp32, whose roundings are independent. */
+/* Units of bf16 and fp16 for one of fp32: a loss is the mean of many tokens in fp32, whose roundings are independent.
+ */
 #define NARROW_UNITS 0.04
 
 static double unit_roundoff(const char *precision) {

@@ -66,8 +66,9 @@ static json_t *charts_of(const loom_run_record *a, const loom_run_record *b, con
     for (size_t i = 0; i < sizeof overlaid / sizeof *overlaid; i++) {
         json_t *curves[] = {loom__column_curve(a, overlaid[i].column, a->folder, 0, points),
             loom__column_curve(b, overlaid[i].column, b->folder, 1, points)};
-        loom__charts_add(
-            charts, overlaid[i].title, "", overlaid[i].from_zero, overlaid[i].log, curves, 2, NULL);
+        /* Where they lie on each other, the first is seen between the dashes of the second. */
+        json_object_set_new(curves[1], "dashed", json_true());
+        loom__charts_add(charts, overlaid[i].title, "", overlaid[i].from_zero, overlaid[i].log, curves, 2, NULL);
         if (i > 0)
             continue;
         loom__curve difference = {"difference", 3, false, difference_value, both};
@@ -83,9 +84,8 @@ static json_t *facts_of(const loom_run_difference *d) {
     json_t *facts = json_array();
     json_array_append_new(facts, json_pack("[s, o, o]", "Common steps", loom__html_format("%" PRId64, d->common),
                                      loom__html_format("%" PRId64 " to %" PRId64, d->first, d->last)));
-    json_array_append_new(
-        facts, json_pack("[s, o, o]", "Equal bits", loom__html_format("%" PRId64, d->equal),
-                   loom__html_format("of %" PRId64 " losses", d->common)));
+    json_array_append_new(facts, json_pack("[s, o, o]", "Equal bits", loom__html_format("%" PRId64, d->equal),
+                                     loom__html_format("of %" PRId64 " losses", d->common)));
     json_array_append_new(facts, json_pack("[s, o, o]", "First difference", loom__html_format("%.2e", d->begin),
                                      loom__html_format("relative, step %" PRId64, d->first)));
     json_array_append_new(facts, json_pack("[s, o, o]", "Largest difference", loom__html_format("%.2e", d->largest),
@@ -110,8 +110,9 @@ loom_status loom_runs_write_html(FILE *out, const loom_run_record *a, const loom
         beyond  ? "beyond rounding"
         : equal ? "bit for bit equal"
                 : "within rounding",
-        "tone", beyond ? "bad" : "good", "facts", facts_of(difference), "charts", charts_of(a, b, &both, points), "rows",
-        rows, "rowsTitle", "Where the configurations differ", "footer", loom__html_format("Made by megaloom compare."));
+        "tone", beyond ? "bad" : "good", "facts", facts_of(difference), "charts", charts_of(a, b, &both, points),
+        "rows", rows, "rowsTitle", "Where the configurations differ", "footer",
+        loom__html_format("Made by megaloom compare."));
     if (data && note)
         json_object_set_new(data, "lead", loom__html_string(note));
     free(both.reports);

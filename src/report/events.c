@@ -1,7 +1,8 @@
 /* TensorBoard's event files. A file is a row of records (TFRecord: length, its checksum, bytes, their checksum, all
- * little-endian; CRC-32C, masked as TensorFlow masks it), a record is a protocol buffer `Event`. Of those messages a few
- * fields are ever written, so their encoding is spelled out here: a key (field number and wire type), then a varint, a
- * fixed-size number, or a length and bytes. Each record is flushed whole, so that a reader meets a prefix of records. */
+ * little-endian; CRC-32C, masked as TensorFlow masks it), a record is a protocol buffer `Event`. Of those messages a
+ * few fields are ever written, so their encoding is spelled out here: a key (field number and wire type), then a
+ * varint, a fixed-size number, or a length and bytes. Each record is flushed whole, so that a reader meets a prefix of
+ * records. */
 #include "report/columns.h"
 #include <errno.h>
 #include <fcntl.h>

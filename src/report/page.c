@@ -1,5 +1,6 @@
-/* Pages that ask for nothing: style, data and script are in them, and a policy in their head forbids everything else, so
- * that a page shows the same offline and online. A text of a run never becomes markup: it travels as JSON in which no
+/* Pages that ask for nothing: style, data and script are in them, and a policy in their head forbids everything else,
+ * so that a page shows the same offline and online. A text of a run never becomes markup: it travels as JSON in which
+ * no
  * "<" stands, and enters the page by the script's textContent. */
 #include "report/page.h"
 #include "base/text.h"
@@ -87,8 +88,8 @@ typedef struct stretch {
 } stretch;
 
 /* Reports begin … end-1; infinities and NaN are told apart by nobody who looks at a curve. */
-static stretch stretch_of(const loom__curve *curve, const loom_step_report *reports, const int64_t *places,
-    int64_t begin, int64_t end) {
+static stretch stretch_of(
+    const loom__curve *curve, const loom_step_report *reports, const int64_t *places, int64_t begin, int64_t end) {
     stretch of = {.low = INFINITY, .high = -INFINITY, .middle = reports[places[begin + (end - 1 - begin) / 2]].step};
     double sum = 0;
     for (int64_t i = begin; i < end; i++) {
@@ -104,10 +105,9 @@ static stretch stretch_of(const loom__curve *curve, const loom_step_report *repo
     return of;
 }
 
-/* The reports in which the curve has a place. What was never measured is sparse (validation), and then the steps between
- * are no holes; a NaN among measured ones is. */
-static int64_t find_places(
-    const loom__curve *curve, int64_t count, int64_t *places, bool *any) {
+/* The reports in which the curve has a place. What was never measured is sparse (validation), and then the steps
+ * between are no holes; a NaN among measured ones is. */
+static int64_t find_places(const loom__curve *curve, int64_t count, int64_t *places, bool *any) {
     int64_t measured = 0, found = 0;
     for (int64_t i = 0; i < count; i++)
         measured += isfinite(curve->value(curve->context, i));
@@ -122,8 +122,7 @@ static json_t *real_or_null(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-json_t *loom__curve_json(
-    const loom__curve *curve, const loom_step_report *reports, int64_t count, int64_t points) {
+json_t *loom__curve_json(const loom__curve *curve, const loom_step_report *reports, int64_t count, int64_t points) {
     int64_t *places = calloc((size_t)count + 1, sizeof *places);
     bool any = false;
     int64_t found = places ? find_places(curve, count, places, &any) : 0;
@@ -184,8 +183,8 @@ void loom__charts_add(json_t *charts, const char *title, const char *unit, bool 
         json_decref(marks);
         return;
     }
-    json_t *chart = json_pack("{s:s, s:s, s:b, s:b, s:o}", "title", title, "unit", unit, "zero", from_zero, "log", log,
-        "curves", list);
+    json_t *chart = json_pack(
+        "{s:s, s:s, s:b, s:b, s:o}", "title", title, "unit", unit, "zero", from_zero, "log", log, "curves", list);
     if (marks)
         json_object_set_new(chart, "marks", marks);
     json_array_append_new(charts, chart);

@@ -28,15 +28,14 @@ typedef struct loom__curve {
     double (*value)(const void *context, int64_t i); /* of report i; NaN = none */
     const void *context;
 } loom__curve;
-json_t *loom__curve_json(
-    const loom__curve *curve, const loom_step_report *reports, int64_t count, int64_t points);
+json_t *loom__curve_json(const loom__curve *curve, const loom_step_report *reports, int64_t count, int64_t points);
 /* The same of a column by its name in metrics.jsonl. */
-json_t *loom__column_curve(const loom_run_record *run, const char *column, const char *name, int colour, int64_t points);
+json_t *loom__column_curve(
+    const loom_run_record *run, const char *column, const char *name, int colour, int64_t points);
 /* Adds a chart of those curves that are not NULL, whose references are taken; adds none where all are. `marks` may be
  * NULL; its reference is taken. */
-void loom__charts_add(
-    json_t *charts, const char *title, const char *unit, bool from_zero, bool log, json_t *const *curves, int count,
-    json_t *marks);
+void loom__charts_add(json_t *charts, const char *title, const char *unit, bool from_zero, bool log,
+    json_t *const *curves, int count, json_t *marks);
 
 enum { LOOM__PAGE_POINTS = 1000 };
 

@@ -1,7 +1,7 @@
 /* Ranks on nodes, coloured by group. A panel shows one kind of group: every node is a box, every rank a cell in it, and
- * cells of one group have one colour. Kinds that cut the ranks in the same way share a panel. All panels place the ranks
- * alike, so that the eye finds a rank again. Each cell carries its rank and its group, for a script that picks one out;
- * without a script the picture is whole. */
+ * cells of one group have one colour. Kinds that cut the ranks in the same way share a panel. All panels place the
+ * ranks alike, so that the eye finds a rank again. Each cell carries its rank and its group, for a script that picks
+ * one out; without a script the picture is whole. */
 #include "report/rank_map.h"
 #include <inttypes.h>
 #include <math.h>
@@ -29,11 +29,11 @@ typedef struct drawing {
     int64_t node_count;
     panel panels[LOOM_GROUP_KIND_COUNT];
     int panel_count;
-    int cell, gap, font;             /* pixels; font 0: cells have no number */
-    int64_t columns;                 /* of cells in a box, at most */
-    int box_width, box_height;       /* of the largest box */
-    int64_t across;                  /* boxes beside each other in a panel */
-    int64_t panels_across;           /* panels beside each other */
+    int cell, gap, font;       /* pixels; font 0: cells have no number */
+    int64_t columns;           /* of cells in a box, at most */
+    int box_width, box_height; /* of the largest box */
+    int64_t across;            /* boxes beside each other in a panel */
+    int64_t panels_across;     /* panels beside each other */
     int panel_width, panel_height;
 } drawing;
 
@@ -272,15 +272,14 @@ static void draw(const drawing *d) {
     fprintf(d->out, "<text x=\"%d\" y=\"%d\" class=\"rm-title\">", MARGIN, MARGIN + 12);
     if (d->rank >= 0)
         fprintf(d->out, "rank %" PRId64 " of ", d->rank);
-    fprintf(d->out,
-        "%" PRId64 " rank%s = tp %" PRId64 " × cp %" PRId64 " × dp %" PRId64 " × pp %" PRId64 "</text>\n", sizes->world,
-        sizes->world == 1 ? "" : "s", sizes->tensor, sizes->context, d->layout->data, sizes->pipeline);
+    fprintf(d->out, "%" PRId64 " rank%s = tp %" PRId64 " × cp %" PRId64 " × dp %" PRId64 " × pp %" PRId64 "</text>\n",
+        sizes->world, sizes->world == 1 ? "" : "s", sizes->tensor, sizes->context, d->layout->data, sizes->pipeline);
     if (d->panel_count == 0)
         fprintf(d->out, "<text x=\"%d\" y=\"%d\" class=\"rm-soft\">every rank is alone in its groups</text>\n", MARGIN,
             top + 14);
     for (int i = 0; i < d->panel_count; i++)
-        put_panel(d, i, MARGIN + i % across * (d->panel_width + PANEL_GAP),
-            top + i / across * (d->panel_height + PANEL_GAP));
+        put_panel(
+            d, i, MARGIN + i % across * (d->panel_width + PANEL_GAP), top + i / across * (d->panel_height + PANEL_GAP));
     fputs("</svg>\n", d->out);
 }
 

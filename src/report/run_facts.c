@@ -1,5 +1,5 @@
-/* run.json and run.yaml, written. run.json is replaced by a rename, so that a reader meets the old facts or the new ones
- * and never half of them. */
+/* run.json and run.yaml, written. run.json is replaced by a rename, so that a reader meets the old facts or the new
+ * ones and never half of them. */
 #include "report/page.h"
 #include "report/run.h"
 #include <errno.h>
@@ -28,8 +28,8 @@ static json_t *sizes_json(const double bytes[LOOM_RUN_MEMORY_KINDS]) {
 
 static json_t *facts_json(const loom_run_facts *facts) {
     json_t *object = json_pack("{s:s, s:o*, s:I, s:I, s:I}", "state", loom__run_state_names[facts->state], "message",
-        facts->message ? loom__html_string(facts->message) : NULL, "ranks", (json_int_t)facts->ranks, "threads", (json_int_t)facts->threads, "steps",
-        (json_int_t)facts->steps);
+        facts->message ? loom__html_string(facts->message) : NULL, "ranks", (json_int_t)facts->ranks, "threads",
+        (json_int_t)facts->threads, "steps", (json_int_t)facts->steps);
     if (!object)
         return NULL;
     put_real(object, "gemm_rate", facts->gemm_rate);
@@ -40,9 +40,9 @@ static json_t *facts_json(const loom_run_facts *facts) {
             sessions, json_pack("{s:I, s:I, s:I}", "first_step", (json_int_t)facts->sessions[i].first_step, "began",
                           (json_int_t)facts->sessions[i].began, "ended", (json_int_t)facts->sessions[i].ended));
     for (int64_t i = 0; facts->rank && i < facts->ranks; i++)
-        json_array_append_new(ranks, json_pack("{s:o, s:o, s:o}", "node", loom__html_string(facts->rank[i].node), "bytes",
-                                         sizes_json(facts->rank[i].bytes), "planned",
-                                         sizes_json(facts->rank[i].planned)));
+        json_array_append_new(
+            ranks, json_pack("{s:o, s:o, s:o}", "node", loom__html_string(facts->rank[i].node), "bytes",
+                       sizes_json(facts->rank[i].bytes), "planned", sizes_json(facts->rank[i].planned)));
     json_object_set_new(object, "sessions", sessions);
     json_object_set_new(object, "rank", ranks);
     return object;

@@ -123,8 +123,7 @@ static void add_speed(const loom_run_record *run, json_t *facts) {
 static void add_layout(const loom_run_record *run, json_t *facts) {
     if (run->facts.ranks > 0)
         add_fact(facts, "Ranks", loom__html_format("%" PRId64, run->facts.ranks),
-            loom__html_format(
-                "of %" PRId64 " thread%s", run->facts.threads, run->facts.threads == 1 ? "" : "s"));
+            loom__html_format("of %" PRId64 " thread%s", run->facts.threads, run->facts.threads == 1 ? "" : "s"));
     if (!run->config)
         return;
     const loom_megatron_strategy_config *s = &run->config->strategy;
@@ -132,7 +131,8 @@ static void add_layout(const loom_run_record *run, json_t *facts) {
     add_fact(facts, "Layout",
         loom__html_format("%" PRId64 " × %" PRId64 " × %" PRId64, s->tensor_model_parallel_size,
             s->pipeline_model_parallel_size,
-            run->facts.ranks / (s->tensor_model_parallel_size * s->pipeline_model_parallel_size * s->context_parallel_size)),
+            run->facts.ranks /
+                (s->tensor_model_parallel_size * s->pipeline_model_parallel_size * s->context_parallel_size)),
         loom__html_format("tensor × pipeline × data%s", s->sequence_parallel ? ", sequence parallel" : ""));
     add_fact(facts, "Model", loom__html_format("%s", m->architecture ? m->architecture : "from Hugging Face"),
         m->num_layers > 0 ? loom__html_format("%" PRId64 " layers, h %" PRId64 ", s %" PRId64, m->num_layers,
@@ -155,7 +155,7 @@ static json_t *facts_of(const loom_run_record *run) {
 
 /* ---- warnings ---- */
 
-static void warn(json_t *warnings, json_t *text) {
+static void add_warning(json_t *warnings, json_t *text) {
     json_array_append_new(warnings, text);
 }
 
@@ -170,18 +170,20 @@ static void warn_of_steps(const loom_run_record *run, json_t *warnings) {
         skipped = at->skipped_steps > skipped ? at->skipped_steps : skipped;
     }
     if (nonfinite)
-        warn(warnings, loom__html_format("The loss is no finite number in %" PRId64 " step%s, first in step %" PRId64 ".",
-                           nonfinite, nonfinite == 1 ? "" : "s", first));
+        add_warning(warnings,
+            loom__html_format("The loss is no finite number in %" PRId64 " step%s, first in step %" PRId64 ".",
+                nonfinite, nonfinite == 1 ? "" : "s", first));
     if (gaps)
-        warn(warnings, loom__html_format("Steps are missing at %" PRId64 " place%s, first after step %" PRId64 ".", gaps,
-                           gaps == 1 ? "" : "s", gap));
+        add_warning(
+            warnings, loom__html_format("Steps are missing at %" PRId64 " place%s, first after step %" PRId64 ".", gaps,
+                          gaps == 1 ? "" : "s", gap));
     if (run->count && run->reports[0].step > 1)
-        warn(warnings,
-            loom__html_format("The metrics begin with step %" PRId64 ": the earlier ones are elsewhere.",
-                run->reports[0].step));
+        add_warning(
+            warnings, loom__html_format("The metrics begin with step %" PRId64 ": the earlier ones are elsewhere.",
+                          run->reports[0].step));
     if (skipped)
-        warn(warnings, loom__html_format("%" PRId64 " step%s skipped because gradients overflowed.", skipped,
-                           skipped == 1 ? " was" : "s were"));
+        add_warning(warnings, loom__html_format("%" PRId64 " step%s skipped because gradients overflowed.", skipped,
+                                  skipped == 1 ? " was" : "s were"));
 }
 
 static double total_of(const double bytes[LOOM_RUN_MEMORY_KINDS]) {
@@ -203,32 +205,34 @@ static void warn_of_memory(const loom_run_record *run, json_t *warnings) {
             first = i;
     }
     if (over)
-        warn(warnings, loom__html_format("%" PRId64 " rank%s took over 5 %% more memory than planned, first rank %" PRId64
-                                         ".",
-                           over, over == 1 ? "" : "s", first));
+        add_warning(warnings,
+            loom__html_format("%" PRId64 " rank%s took over 5 %% more memory than planned, first rank %" PRId64 ".",
+                over, over == 1 ? "" : "s", first));
 }
 
 static json_t *warnings_of(const loom_run_record *run) {
     json_t *warnings = json_array();
     const loom_run_facts *facts = &run->facts;
     if (facts->message)
-        warn(warnings, loom__html_string(facts->message));
+        add_warning(warnings, loom__html_string(facts->message));
     if (facts->ranks > 0 && facts->state == LOOM_RUN_RUNNING)
-        warn(warnings, loom__html_format("Nobody has written down an end of this run: it goes on, or it was killed."));
+        add_warning(
+            warnings, loom__html_format("Nobody has written down an end of this run: it goes on, or it was killed."));
     if (run->count == 0)
-        warn(warnings, loom__html_format("No step has been written down."));
+        add_warning(warnings, loom__html_format("No step has been written down."));
     if (run->damaged)
-        warn(warnings, loom__html_format("%" PRId64 " line%s of metrics.jsonl cannot be read.", run->damaged,
-                           run->damaged == 1 ? "" : "s"));
+        add_warning(warnings, loom__html_format("%" PRId64 " line%s of metrics.jsonl cannot be read.", run->damaged,
+                                  run->damaged == 1 ? "" : "s"));
     if (run->repeated)
-        warn(warnings, loom__html_format("%" PRId64 " line%s of metrics.jsonl tell of steps that were done again later.",
-                           run->repeated, run->repeated == 1 ? "" : "s"));
+        add_warning(
+            warnings, loom__html_format("%" PRId64 " line%s of metrics.jsonl tell of steps that were done again later.",
+                          run->repeated, run->repeated == 1 ? "" : "s"));
     warn_of_steps(run, warnings);
     warn_of_memory(run, warnings);
     if (run->config_text && !run->config)
-        warn(warnings, loom__html_format("run.yaml is not one that this version of Megaloom understands."));
+        add_warning(warnings, loom__html_format("run.yaml is not one that this version of Megaloom understands."));
     if (run->timeline && strlen(run->timeline) > TIMELINE_BYTES)
-        warn(warnings, loom__html_format("timeline.svg is too large for this page."));
+        add_warning(warnings, loom__html_format("timeline.svg is too large for this page."));
     return warnings;
 }
 
@@ -277,8 +281,8 @@ static json_t *charts_of(const loom_run_record *run, int64_t points) {
         if (strcmp(single[i].column, "loss_scale") == 0 && !loss_scale_matters(run))
             continue;
         json_t *curve = loom__column_curve(run, single[i].column, single[i].name, single[i].colour, points);
-        loom__charts_add(charts, single[i].title, single[i].unit, single[i].from_zero, single[i].log, &curve, 1,
-            json_incref(marks));
+        loom__charts_add(
+            charts, single[i].title, single[i].unit, single[i].from_zero, single[i].log, &curve, 1, json_incref(marks));
     }
     json_decref(marks);
     return charts;
@@ -328,9 +332,9 @@ static json_t *memory_of(const loom_run_record *run) {
 static json_t *badge_of(const loom_run_facts *facts) {
     static const char *const tones[LOOM_RUN_STATE_COUNT] = {
         [LOOM_RUN_RUNNING] = "", [LOOM_RUN_FINISHED] = "good", [LOOM_RUN_STOPPED] = "warn", [LOOM_RUN_FAILED] = "bad"};
-    return facts->ranks > 0 ? json_pack("{s:s, s:s}", "text", loom__run_state_names[facts->state], "tone",
-                                  tones[facts->state])
-                            : NULL;
+    return facts->ranks > 0
+               ? json_pack("{s:s, s:s}", "text", loom__run_state_names[facts->state], "tone", tones[facts->state])
+               : NULL;
 }
 
 static json_t *lead_of(const loom_run_facts *facts) {
@@ -341,10 +345,9 @@ static json_t *lead_of(const loom_run_facts *facts) {
     time_text(facts->sessions[facts->session_count - 1].ended, ended);
     if (!*began)
         return NULL;
-    json_t *ends = facts->session_count > 1
-                       ? loom__html_format("%s%s%s, in %" PRId64 " starts", began, *ended ? " to " : "", ended,
-                             facts->session_count)
-                       : loom__html_format("%s%s%s", began, *ended ? " to " : "", ended);
+    json_t *ends = facts->session_count > 1 ? loom__html_format("%s%s%s, in %" PRId64 " starts", began,
+                                                  *ended ? " to " : "", ended, facts->session_count)
+                                            : loom__html_format("%s%s%s", began, *ended ? " to " : "", ended);
     return ends;
 }
 
@@ -407,10 +410,10 @@ loom_status loom_topology_write_html(FILE *out, const loom_layout *layout, const
     loom_topology_picture plain = {.ranks_per_node = picture->ranks_per_node, .rank = -1};
     json_t *data = json_object();
     set(data, "title", loom__html_format("%" PRId64 " rank%s", world, world == 1 ? "" : "s"));
-    set(data, "lead", loom__html_format("tensor %" PRId64 ", context %" PRId64 ", data %" PRId64 ", pipeline %" PRId64
-                                        "; order %s, the first fastest",
-                          layout->sizes.tensor, layout->sizes.context, layout->data, layout->sizes.pipeline,
-                          layout->sizes.order));
+    set(data, "lead",
+        loom__html_format("tensor %" PRId64 ", context %" PRId64 ", data %" PRId64 ", pipeline %" PRId64
+                          "; order %s, the first fastest",
+            layout->sizes.tensor, layout->sizes.context, layout->data, layout->sizes.pipeline, layout->sizes.order));
     set(data, "rank", json_integer((json_int_t)picture->rank));
     set(data, "footer", loom__html_format("Made by megaloom topology."));
     loom__html_begin(out, "Ranks and their groups");

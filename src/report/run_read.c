@@ -25,8 +25,8 @@ static loom_status read_text(const char *path, char **text) {
     }
     if (found.st_size > LARGEST_TEXT) {
         fclose(file);
-        return loom_fail(LOOM_ERR_FORMAT, "%s: found %lld bytes, expected at most %d", path, (long long)found.st_size,
-            LARGEST_TEXT);
+        return loom_fail(
+            LOOM_ERR_FORMAT, "%s: found %lld bytes, expected at most %d", path, (long long)found.st_size, LARGEST_TEXT);
     }
     size_t room = (size_t)found.st_size, length = 0;
     char *made = malloc(room + 1);

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "../../cli/layout_check.h"
+#include "cli/layout_check.h"
 #include <string.h>
 
 /* A layer's two norms in a forward, and the final one; two layers. */
@@ -46,8 +46,8 @@ static loom_cli_layout_finding find(const loom_kernels *kernels) {
 /* ---- faults ---- */
 
 /* The first norm of layer 1 is off by a thousandth in one row, in the second step. */
-static void wrong_forward(loom_team *team, int64_t rows, int64_t h, float eps, const float *x, const float *weight,
-    float *y, float *rstd) {
+static void wrong_forward(
+    loom_team *team, int64_t rows, int64_t h, float eps, const float *x, const float *weight, float *y, float *rstd) {
     loom_kernels_fast()->rmsnorm(team, rows, h, eps, x, weight, y, rstd);
     int call = of_rank.forward++;
     if (call / (NORMS * MICROBATCHES) == 1 && call % NORMS == 2)

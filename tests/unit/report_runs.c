@@ -79,9 +79,8 @@ static json_t *data_of(const char *page) {
 static const json_t *chart_of(const json_t *data, const char *title) {
     size_t i;
     const json_t *chart;
-    json_array_foreach(json_object_get(data, "charts"), i, chart)
-        if (strcmp(json_string_value(json_object_get(chart, "title")), title) == 0)
-            return chart;
+    json_array_foreach(json_object_get(data, "charts"), i,
+        chart) if (strcmp(json_string_value(json_object_get(chart, "title")), title) == 0) return chart;
     return NULL;
 }
 
@@ -92,9 +91,8 @@ static const json_t *curve_of(const json_t *data, const char *title, size_t numb
 static bool warns(const json_t *data, const char *text) {
     size_t i;
     const json_t *warning;
-    json_array_foreach(json_object_get(data, "warnings"), i, warning)
-        if (strstr(json_string_value(warning), text))
-            return true;
+    json_array_foreach(
+        json_object_get(data, "warnings"), i, warning) if (strstr(json_string_value(warning), text)) return true;
     return false;
 }
 
@@ -276,7 +274,8 @@ TEST(what_a_reader_must_know_stands_above_the_curves) {
     make_folder(folder);
     assert_int_equal(loom_run_write_facts(folder, &facts), LOOM_OK);
     put(folder, "metrics.jsonl",
-        "{\"step\":11,\"loss\":5.0,\"skipped_steps\":1}\n{\"step\":12}\n{\"step\":14,\"loss\":null,\"skipped_steps\":2}\n"
+        "{\"step\":11,\"loss\":5.0,\"skipped_steps\":1}\n{\"step\":12}\n{\"step\":14,\"loss\":null,\"skipped_steps\":2}"
+        "\n"
         "{\"step\":15,\"loss\":4.0,\"skipped_steps\":2}\nx\n");
     loom_run_record *run = read_run(folder);
     char *page = page_of(run, 0);
@@ -292,8 +291,8 @@ TEST(what_a_reader_must_know_stands_above_the_curves) {
     assert_int_equal(json_array_size(marks), 3); /* one start again, two steps without a number */
     const json_t *means = curve_of(data, "Loss", 0, "mean");
     assert_int_equal(json_array_size(means), 2); /* a curve with as many holes as numbers has no place for them */
-    const json_t *planned = json_object_get(
-        json_array_get(json_object_get(json_object_get(data, "memory"), "ranks"), 0), "planned");
+    const json_t *planned =
+        json_object_get(json_array_get(json_object_get(json_object_get(data, "memory"), "ranks"), 0), "planned");
     assert_true(json_number_value(json_array_get(planned, 0)) == 50);
     json_decref(data);
     free(page);
@@ -311,7 +310,9 @@ TEST(of_a_million_steps_each_extreme_is_in_the_curve) {
     run.facts.gemm_rate = run.facts.flops_per_token = NAN;
     for (int64_t i = 0; i < STEPS; i++)
         run.reports[i] = (loom_step_report){.step = i + 1,
-            .loss = i == 123456 ? 99 : i == 654321 ? -7 : 2,
+            .loss = i == 123456   ? 99
+                    : i == 654321 ? -7
+                                  : 2,
             .grad_norm = NAN,
             .validation_loss = i % 1000 == 999 ? 3 : NAN};
     run.reports[5].loss = NAN;
@@ -401,13 +402,11 @@ TEST(a_picture_of_too_many_ranks_or_of_none_is_refused) {
     (void)state;
     FILE *null = fopen("/dev/null", "w");
     assert_int_equal(loom_layout_init(&sizes, &layout), LOOM_OK);
-    assert_int_equal(
-        loom_topology_write_svg(null, &layout, &(loom_topology_picture){.rank = -1}), LOOM_ERR_ARGUMENT);
+    assert_int_equal(loom_topology_write_svg(null, &layout, &(loom_topology_picture){.rank = -1}), LOOM_ERR_ARGUMENT);
     assert_non_null(strstr(loom_error_message(), "4097 ranks: expected at most 4096"));
     sizes.world = 4;
     assert_int_equal(loom_layout_init(&sizes, &layout), LOOM_OK);
-    assert_int_equal(
-        loom_topology_write_html(null, &layout, &(loom_topology_picture){.rank = 4}), LOOM_ERR_ARGUMENT);
+    assert_int_equal(loom_topology_write_html(null, &layout, &(loom_topology_picture){.rank = 4}), LOOM_ERR_ARGUMENT);
     assert_non_null(strstr(loom_error_message(), "0 to 3"));
     fclose(null);
 }

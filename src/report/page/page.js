@@ -30,7 +30,7 @@
     if (size >= 1e9) return (value / 1e9).toPrecision(3) + "G";
     if (size >= 1e6) return (value / 1e6).toPrecision(3) + "M";
     if (size >= 1e4) return (value / 1e3).toPrecision(3) + "k";
-    if (size < 1e-3) return value.toExponential(2);
+    if (size < 1e-3) return value.toExponential(2).replace(/\.?0+e/, "e");
     return String(Number(value.toPrecision(5)));
   }
 
@@ -41,7 +41,7 @@
       value /= 1024;
       at++;
     }
-    return (at ? value.toPrecision(3) : value) + " " + units[at];
+    return (at ? Number(value.toPrecision(3)) : value) + " " + units[at];
   }
 
   /* ---- charts ---- */
@@ -100,7 +100,7 @@
 
   function draw(chart) {
     const spec = chart.spec, svg = chart.svg, width = Math.max(svg.clientWidth, 200), height = 210;
-    const e = extent(spec, chart.log), left = 52, right = width - 10, top = 10, bottom = height - 24;
+    const e = extent(spec, chart.log), left = spec.unit === "bytes" ? 64 : 52, right = width - 10, top = 10, bottom = height - 24;
     const across = e.last > e.first ? (right - left) / (e.last - e.first) : 0;
     chart.x = function (step) { return across ? left + (step - e.first) * across : (left + right) / 2; };
     chart.step = function (x) { return across ? e.first + (x - left) / across : e.first; };
@@ -234,8 +234,8 @@
       /* The last row's empty places would show the ground of the lines. */
       const fill = function () {
         tiles.querySelectorAll(".filler").forEach(function (filler) { filler.remove(); });
-        const columns = getComputedStyle(tiles).gridTemplateColumns.split(" ").length;
-        for (let i = data.facts.length % columns; i > 0 && i < columns; i++) element(tiles, "div", undefined, "tile filler");
+        const columns = getComputedStyle(tiles).gridTemplateColumns.split(" ").filter(function (width) { return width !== "0px"; }).length;
+        for (let i = data.facts.length % columns; i > 0 && i < columns && columns <= data.facts.length; i++) element(tiles, "div", undefined, "tile filler");
       };
       fill();
       window.addEventListener("resize", fill);
