@@ -293,7 +293,6 @@ static loom_status run_once(
             perturbation ? ", from weights that differ in their last bit" : "");
         check->say(check->context, line);
     }
-    LOOM_TRY(loom_run_config_check(config, config->ranks));
     return loom_run_local((int)config->ranks, run_rank, &given, &options);
 }
 
@@ -357,6 +356,7 @@ static void judge(const loom_cli_layout_check *check, const record *plain, const
 
 loom_status loom_cli_check_layout_run(const loom_cli_layout_check *check, loom_cli_layout_finding *finding) {
     record plain = {0}, controls[CONTROLS] = {{0}}, layout = {0};
+    LOOM_TRY(loom_run_config_check(check->config, check->config->ranks));
     loom_run_config one = plain_of(check->config);
     loom_status status = run_once(check, &one, 0, false, &plain);
     for (int k = 0; k < CONTROLS && !status; k++)

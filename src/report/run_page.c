@@ -120,6 +120,25 @@ static void add_speed(const loom_run_record *run, json_t *facts) {
         add_fact(facts, "Time in steps", duration(seconds), NULL);
 }
 
+/* False where the run does not tell its layout, or tells one that cannot be. */
+static bool layout_of(const loom_run_record *run, loom_layout *layout) {
+    if (!run->config || run->facts.ranks < 1)
+        return false;
+    const loom_megatron_strategy_config *s = &run->config->strategy;
+    loom_parallel_sizes sizes = loom_parallel_sizes_default(run->facts.ranks);
+    sizes.tensor = s->tensor_model_parallel_size;
+    sizes.pipeline = s->pipeline_model_parallel_size;
+    sizes.virtual_pipeline = s->virtual_pipeline_model_parallel_size;
+    sizes.context = s->context_parallel_size;
+    sizes.expert = s->expert_model_parallel_size;
+    sizes.expert_tensor = s->expert_tensor_parallel_size;
+    sizes.encoder_tensor = s->encoder_tensor_model_parallel_size;
+    sizes.encoder_pipeline = s->encoder_pipeline_model_parallel_size;
+    sizes.optimizer_instances = s->num_distributed_optimizer_instances;
+    sizes.use_tp_pp_dp_mapping = s->use_tp_pp_dp_mapping;
+    return loom_layout_init(&sizes, layout) == LOOM_OK;
+}
+
 static void add_layout(const loom_run_record *run, json_t *facts) {
     if (run->facts.ranks > 0)
         add_fact(facts, "Ranks", loom__html_format("%" PRId64, run->facts.ranks),
@@ -128,12 +147,12 @@ static void add_layout(const loom_run_record *run, json_t *facts) {
         return;
     const loom_megatron_strategy_config *s = &run->config->strategy;
     const loom_model_config *m = &run->config->model.config;
-    add_fact(facts, "Layout",
-        loom__html_format("%" PRId64 " × %" PRId64 " × %" PRId64, s->tensor_model_parallel_size,
-            s->pipeline_model_parallel_size,
-            run->facts.ranks /
-                (s->tensor_model_parallel_size * s->pipeline_model_parallel_size * s->context_parallel_size)),
-        loom__html_format("tensor × pipeline × data%s", s->sequence_parallel ? ", sequence parallel" : ""));
+    loom_layout layout;
+    if (layout_of(run, &layout))
+        add_fact(facts, "Layout",
+            loom__html_format(
+                "%" PRId64 " × %" PRId64 " × %" PRId64, layout.sizes.tensor, layout.sizes.pipeline, layout.data),
+            loom__html_format("tensor × pipeline × data%s", s->sequence_parallel ? ", sequence parallel" : ""));
     add_fact(facts, "Model", loom__html_format("%s", m->architecture ? m->architecture : "from Hugging Face"),
         m->num_layers > 0 ? loom__html_format("%" PRId64 " layers, h %" PRId64 ", s %" PRId64, m->num_layers,
                                 m->hidden_size, m->seq_length)
@@ -358,27 +377,12 @@ static void set(json_t *object, const char *key, json_t *value) {
 
 /* A run on more ranks than a picture has, or with a layout that this version does not make, has a page without one. */
 static void put_rank_map(FILE *out, const loom_run_record *run) {
-    const loom_run_facts *facts = &run->facts;
-    if (!run->config || facts->ranks < 2 || facts->ranks > LOOM_TOPOLOGY_PICTURE_RANKS)
-        return;
-    loom_parallel_sizes sizes = loom_parallel_sizes_default(facts->ranks);
-    const loom_megatron_strategy_config *s = &run->config->strategy;
-    sizes.tensor = s->tensor_model_parallel_size;
-    sizes.pipeline = s->pipeline_model_parallel_size;
-    sizes.virtual_pipeline = s->virtual_pipeline_model_parallel_size;
-    sizes.context = s->context_parallel_size;
-    sizes.expert = s->expert_model_parallel_size;
-    sizes.expert_tensor = s->expert_tensor_parallel_size;
-    sizes.encoder_tensor = s->encoder_tensor_model_parallel_size;
-    sizes.encoder_pipeline = s->encoder_pipeline_model_parallel_size;
-    sizes.optimizer_instances = s->num_distributed_optimizer_instances;
-    sizes.use_tp_pp_dp_mapping = s->use_tp_pp_dp_mapping;
     loom_layout layout;
     loom_topology_picture picture = {.rank = -1};
-    if (loom_layout_init(&sizes, &layout) != LOOM_OK)
+    if (run->facts.ranks < 2 || run->facts.ranks > LOOM_TOPOLOGY_PICTURE_RANKS || !layout_of(run, &layout))
         return;
     fputs("<div hidden>\n", out);
-    (void)loom__rank_map_write(out, &layout, &picture, facts->rank);
+    (void)loom__rank_map_write(out, &layout, &picture, run->facts.rank);
     fputs("</div>\n", out);
 }
 

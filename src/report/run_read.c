@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 enum { LARGEST_TEXT = 64 << 20, MOST_RANKS = 1 << 24 };
+#define LAST_STEP INT64_C(9000000000000000) /* what a double still tells from its neighbours */
 
 /* The file as a string; NULL where it is not there. */
 static loom_status read_text(const char *path, char **text) {
@@ -114,6 +115,22 @@ static loom_status take_facts(const char *path, const json_t *object, loom_run_f
     return read_ranks(path, json_object_get(object, "rank"), facts);
 }
 
+loom_status loom__run_parse_facts(const char *name, const char *text, size_t length, loom_run_facts *facts) {
+    json_error_t error;
+    json_t *object = json_loadb(text, length, 0, &error);
+    loom_status status = object && json_is_object(object)
+                             ? take_facts(name, object, facts)
+                             : loom_fail(LOOM_ERR_FORMAT, "%s:%d: no JSON object: %s", name, error.line, error.text);
+    json_decref(object);
+    return status;
+}
+
+void loom__run_free_facts(loom_run_facts *facts) {
+    free((void *)facts->message);
+    free((void *)facts->sessions);
+    free((void *)facts->rank);
+}
+
 static loom_status read_facts(loom_run_record *run, bool *there) {
     char path[LOOM__RUN_PATH_BYTES], *text = NULL;
     LOOM_TRY(loom__run_path(run->folder, "run.json", path));
@@ -121,23 +138,17 @@ static loom_status read_facts(loom_run_record *run, bool *there) {
     *there = text != NULL;
     if (!text)
         return LOOM_OK;
-    json_error_t error;
-    json_t *object = json_loads(text, 0, &error);
-    loom_status status = object && json_is_object(object)
-                             ? take_facts(path, object, &run->facts)
-                             : loom_fail(LOOM_ERR_FORMAT, "%s:%d: no JSON object: %s", path, error.line, error.text);
-    json_decref(object);
+    loom_status status = loom__run_parse_facts(path, text, strlen(text), &run->facts);
     free(text);
     return status;
 }
 
 /* ---- metrics.jsonl ---- */
 
-/* A number that is null was infinite, one that is missing was not measured. */
-static bool take_line(const char *line, size_t length, loom_step_report *report) {
+bool loom__run_parse_line(const char *line, size_t length, loom_step_report *report) {
     json_t *object = json_loadb(line, length, 0, NULL);
     const json_t *step = json_object_get(object, "step");
-    bool good = json_is_integer(step) && json_integer_value(step) > 0;
+    bool good = json_is_integer(step) && json_integer_value(step) > 0 && json_integer_value(step) < LAST_STEP;
     if (good) {
         *report = (loom_step_report){.step = json_integer_value(step)};
         for (int i = 0; i < LOOM__COLUMNS; i++) {
@@ -182,7 +193,7 @@ static loom_status read_metrics(loom_run_record *run, bool *there) {
     loom_status status = LOOM_OK;
     for (ssize_t length; !status && (length = getline(&line, &bytes, file)) > 0;) {
         loom_step_report report;
-        if (take_line(line, (size_t)length, &report))
+        if (loom__run_parse_line(line, (size_t)length, &report))
             status = add_report(run, &room, &report);
         else
             run->damaged++;
@@ -237,9 +248,7 @@ loom_status loom_run_read(const char *folder, loom_run_record **out) {
 void loom_run_destroy(loom_run_record *run) {
     if (!run)
         return;
-    free((void *)run->facts.message);
-    free((void *)run->facts.sessions);
-    free((void *)run->facts.rank);
+    loom__run_free_facts(&run->facts);
     loom_run_config_destroy(run->config);
     free(run->config_text);
     free(run->reports);

@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "report/run.h"
+
 #define TEST(name) static void name(void **state)
 
 /* ---- folders ---- */
@@ -126,6 +128,22 @@ TEST(facts_come_back_as_they_were_written) {
     loom_run_destroy(run);
     loom_run_destroy(NULL);
     remove_folder(folder);
+}
+
+TEST(facts_and_lines_that_are_cut_anywhere_are_refused) {
+    static const char facts[] = "{\"state\": \"finished\", \"ranks\": 1, \"sessions\": [{\"first_step\": 1}], "
+                                "\"rank\": [{\"node\": \"n\", \"bytes\": {\"weights\": 1.5}}]}";
+    static const char line[] = "{\"step\":1,\"loss\":2.5}";
+    loom_step_report report;
+    (void)state;
+    for (size_t length = 0; length < sizeof facts; length++) {
+        loom_run_facts read = {0};
+        loom_status status = loom__run_parse_facts("run.json", facts, length, &read);
+        assert_int_equal(status, length == sizeof facts - 1 ? LOOM_OK : LOOM_ERR_FORMAT);
+        loom__run_free_facts(&read);
+    }
+    for (size_t length = 0; length < sizeof line; length++)
+        assert_int_equal(loom__run_parse_line(line, length, &report), length == sizeof line - 1);
 }
 
 TEST(lines_that_are_none_are_counted_and_a_step_told_again_holds) {
@@ -481,6 +499,7 @@ TEST(configurations_are_compared_field_by_field) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(facts_come_back_as_they_were_written),
+        cmocka_unit_test(facts_and_lines_that_are_cut_anywhere_are_refused),
         cmocka_unit_test(lines_that_are_none_are_counted_and_a_step_told_again_holds),
         cmocka_unit_test(a_folder_without_a_run_and_facts_that_are_none_are_refused),
         cmocka_unit_test(a_run_that_goes_on_keeps_the_lines_of_the_steps_before),
