@@ -105,6 +105,28 @@ static loom_status validate(training *t, int64_t step, double *loss) {
     return LOOM_OK;
 }
 
+/* The mean over all test data, once. */
+static loom_status test(training *t) {
+    double sum = 0, tokens = 0;
+    loom_status status = LOOM_OK;
+    loom_batches *batches;
+    LOOM_TRY(loom_cli_test_batches(t->fabric, t->config, &t->data, &batches));
+    for (loom_step_result result; !status;) {
+        status = loom_parallel_step(t->parallel, LOOM_TEST, batches, NULL, NULL, NULL, &result);
+        sum += status ? 0 : result.loss * result.tokens;
+        tokens += status ? 0 : result.tokens;
+    }
+    loom_batches_destroy(batches);
+    if (status != LOOM_END)
+        return status;
+    if (tokens == 0)
+        return loom_fail(LOOM_ERR_CONFIG, "none of the test data counts: there is no test loss");
+    if (t->progress)
+        loom_progress_note(
+            t->progress, "test loss %.4f over %.0f tokens after step %lld", sum / tokens, tokens, (long long)t->done);
+    return t->report.metrics ? loom_metrics_write_test(t->report.metrics, t->done, sum / tokens, tokens) : LOOM_OK;
+}
+
 /* ---- what is kept ---- */
 
 static loom_hf_save_options save_options(const training *t) {
@@ -115,7 +137,7 @@ static loom_hf_save_options save_options(const training *t) {
     options.dtype = loom_parallel_dtype(t->parallel);
     /* A vocabulary that has no room for the end of a text is not of bytes alone. */
     if (!config->model.hf && t->tokenizer && t->tokenizer->vocab_size <= config->model.config.vocab_size)
-        options.tokenizer = config->data.tokenizer;
+        options.tokenizer = config->data.tokenizer ? config->data.tokenizer : "byte";
     return options;
 }
 
@@ -346,6 +368,8 @@ static loom_status train(loom_rank *rank, void *argument) {
     double seconds = now() - start;
     if (!status)
         status = keep(&t);
+    if (!status && t.config->validation.test && !t.stopped)
+        status = test(&t);
     const char *why = t.stopped                       ? "stopped by SIGTERM"
                       : t.done < given->config->steps ? "stopped: the batch size has changed"
                                                       : NULL;

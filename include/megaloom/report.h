@@ -40,6 +40,9 @@ LOOM_API loom_status loom_metrics_open(const char *path, loom_metrics **metrics)
 LOOM_API loom_status loom_metrics_continue(const char *path, int64_t last, loom_metrics **metrics);
 /* Writes the line and flushes it, so that it can be followed. NaN is left out, an infinity is written as null. */
 LOOM_API loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *report);
+/* The line of a test after step `step`: "step", "test_loss" (written as a loss above) and "test_tokens", those that the
+ * loss is the mean of. */
+LOOM_API loom_status loom_metrics_write_test(loom_metrics *metrics, int64_t step, double loss, double tokens);
 LOOM_API void loom_metrics_close(loom_metrics *metrics); /* NULL is accepted */
 
 /* An event file that TensorBoard reads: the numbers of each step as scalars, under the names of metrics.jsonl. */

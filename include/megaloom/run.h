@@ -81,9 +81,11 @@ typedef struct loom_run_record {
     loom_run_config *config;   /* the same, understood; NULL where this version does not */
     loom_step_report *reports; /* one a step, steps ascending; NaN where a line has no such number */
     int64_t count;
-    int64_t damaged;  /* lines that are none, as the last one of a run that was killed */
-    int64_t repeated; /* lines of steps that a later line tells again: the later one holds */
-    char *timeline;   /* timeline.svg; NULL = not there */
+    int64_t damaged;   /* lines that are none, as the last one of a run that was killed */
+    int64_t repeated;  /* lines of steps that a later line tells again: the later one holds */
+    double test_loss;  /* of the last test; NaN = there was none */
+    int64_t test_step; /* after which it was */
+    char *timeline;    /* timeline.svg; NULL = not there */
 } loom_run_record;
 /* LOOM_ERR_NOT_FOUND: neither file is there; LOOM_ERR_FORMAT: run.json is none. */
 LOOM_API loom_status loom_run_read(const char *folder, loom_run_record **run);

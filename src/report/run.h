@@ -17,6 +17,8 @@ void loom__run_free_facts(loom_run_facts *facts);
 /* A line of metrics.jsonl. A number that is null was infinite, one that is missing was not measured. False: it is none.
  */
 bool loom__run_parse_line(const char *line, size_t length, loom_step_report *report);
+/* A line of a test in metrics.jsonl, which is of no step of its own. False, with nothing written: it is none. */
+bool loom__run_parse_test(const char *line, size_t length, int64_t *step, double *loss);
 /* Of the precisions of two runs the one with the larger unit roundoff; "32" where a run does not tell its own. */
 const char *loom__coarser_precision(const loom_run_record *a, const loom_run_record *b, bool *known);
 

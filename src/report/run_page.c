@@ -101,6 +101,12 @@ static void add_losses(const loom_run_record *run, json_t *facts) {
             loom__html_format("best %.4f at step %" PRId64, best, best_step));
 }
 
+static void add_test(const loom_run_record *run, json_t *facts) {
+    if (!isnan(run->test_loss))
+        add_fact(facts, "Test loss", loom__html_format("%.4f", run->test_loss),
+            loom__html_format("after step %" PRId64, run->test_step));
+}
+
 static void add_speed(const loom_run_record *run, json_t *facts) {
     double seconds = 0, tokens = 0, rate = median_of(run, throughput_of), share = median_of(run, share_of);
     for (int64_t i = 0; i < run->count; i++) {
@@ -167,6 +173,7 @@ static json_t *facts_of(const loom_run_record *run) {
         run->facts.steps > 0 ? loom__html_format("of %" PRId64, run->facts.steps) : NULL);
     if (run->count)
         add_losses(run, facts);
+    add_test(run, facts);
     add_speed(run, facts);
     add_layout(run, facts);
     return facts;

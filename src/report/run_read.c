@@ -164,6 +164,19 @@ bool loom__run_parse_line(const char *line, size_t length, loom_step_report *rep
     return good;
 }
 
+bool loom__run_parse_test(const char *line, size_t length, int64_t *step, double *loss) {
+    static const char name[] = "\"test_loss\"";
+    json_t *object = memmem(line, length, name, sizeof name - 1) ? json_loadb(line, length, 0, NULL) : NULL;
+    const json_t *value = json_object_get(object, "test_loss");
+    bool is = json_is_number(value) || json_is_null(value);
+    if (is) {
+        *step = integer_of(object, "step");
+        *loss = json_is_number(value) ? json_number_value(value) : INFINITY;
+    }
+    json_decref(object);
+    return is;
+}
+
 static loom_status add_report(loom_run_record *run, int64_t *room, const loom_step_report *report) {
     while (run->count > 0 && run->reports[run->count - 1].step >= report->step) {
         run->count--;
@@ -193,6 +206,8 @@ static loom_status read_metrics(loom_run_record *run, bool *there) {
     loom_status status = LOOM_OK;
     for (ssize_t length; !status && (length = getline(&line, &bytes, file)) > 0;) {
         loom_step_report report;
+        if (loom__run_parse_test(line, (size_t)length, &run->test_step, &run->test_loss))
+            continue;
         if (loom__run_parse_line(line, (size_t)length, &report))
             status = add_report(run, &room, &report);
         else
@@ -235,7 +250,7 @@ loom_status loom_run_read(const char *folder, loom_run_record **out) {
         free(run);
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a run");
     }
-    run->facts.gemm_rate = run->facts.flops_per_token = NAN;
+    run->facts.gemm_rate = run->facts.flops_per_token = run->test_loss = NAN;
     loom_status status = read_all(run);
     if (status) {
         loom_run_destroy(run);

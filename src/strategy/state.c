@@ -75,7 +75,7 @@ loom_status loom__parallel_layout(const loom_parallel *parallel, loom__sharded_l
     *layout = (loom__sharded_layout){.spec = gpt->spec,
         .tp = loom_comm_size(fabric->groups[LOOM_GROUP_TP]),
         .pp = parallel->stages,
-        .dp = view && view->sharded ? view->shards : 1,
+        .dp = view && view->sharded ? view->share[LOOM__DDP_DENSE].shards : 1,
         .chunks = parallel->chunk_count,
         .stages = stages,
         .bucket_size = bucket_size(fabric),

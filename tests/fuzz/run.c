@@ -15,7 +15,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     for (const char *line = text; line < end && run.count < REPORTS;) {
         const char *stop = memchr(line, '\n', (size_t)(end - line));
         stop = stop ? stop : end;
-        run.count += loom__run_parse_line(line, (size_t)(stop - line), &reports[run.count]);
+        if (!loom__run_parse_test(line, (size_t)(stop - line), &run.test_step, &run.test_loss))
+            run.count += loom__run_parse_line(line, (size_t)(stop - line), &reports[run.count]);
         line = stop + 1;
     }
     FILE *out = good || run.count > 0 ? fopen("/dev/null", "w") : NULL;

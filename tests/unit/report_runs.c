@@ -151,12 +151,14 @@ TEST(lines_that_are_none_are_counted_and_a_step_told_again_holds) {
     (void)state;
     make_folder(folder);
     put(folder, "metrics.jsonl",
-        "{\"step\":1,\"loss\":5.0}\n{\"step\":2,\"loss\":4.0}\n{\"step\":3,\"loss\":3.0}\nno json\n{\"step\":-1}\n"
+        "{\"step\":1,\"loss\":5.0}\n{\"step\":2,\"loss\":4.0}\n{\"step\":3,\"loss\":3.0}\n{\"step\":3,\"test_loss\":2."
+        "75,\"test_tokens\":64.0}\nno json\n{\"step\":-1}\n"
         "[]\n{\"step\":2,\"loss\":4.5}\n{\"step\":3,\"loss\":null}\n{\"step\":4}\n{\"step\":5,\"lo");
     loom_run_record *run = read_run(folder);
     assert_int_equal(run->count, 4);
     assert_int_equal(run->damaged, 4);
     assert_int_equal(run->repeated, 2);
+    assert_true(run->test_loss == 2.75 && run->test_step == 3);
     assert_true(run->reports[1].loss == 4.5);
     assert_true(isinf(run->reports[2].loss));
     assert_true(isnan(run->reports[3].loss));
@@ -325,7 +327,7 @@ TEST(of_a_million_steps_each_extreme_is_in_the_curve) {
     (void)state;
     run.reports = calloc(STEPS, sizeof *run.reports);
     assert_non_null(run.reports);
-    run.facts.gemm_rate = run.facts.flops_per_token = NAN;
+    run.facts.gemm_rate = run.facts.flops_per_token = run.test_loss = NAN;
     for (int64_t i = 0; i < STEPS; i++)
         run.reports[i] = (loom_step_report){.step = i + 1,
             .loss = i == 123456   ? 99
