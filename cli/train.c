@@ -181,12 +181,24 @@ static loom_status go_on(training *t) {
     return LOOM_OK;
 }
 
+/* A run that cannot save ends: what it would do from here on could be lost. */
+static loom_status no_checkpoint(const training *t, loom_status why) {
+    if (t->saved < 0)
+        return loom_fail_context(
+            why, "no checkpoint after step %lld, and none before it: the run ends: ", (long long)t->done);
+    return loom_fail_context(why,
+        "no checkpoint after step %lld: the run ends, and the last one is after step %lld: ", (long long)t->done,
+        (long long)t->saved);
+}
+
 static loom_status save(training *t) {
     if (t->saved == t->done)
         return LOOM_OK;
     loom_cli_saved saved = saved_of(t);
     double start = now();
-    LOOM_TRY(loom_cli_save(&saved, t->checkpoints, t->config->checkpoint.keep_last));
+    loom_status status = loom_cli_save(&saved, t->checkpoints, t->config->checkpoint.keep_last);
+    if (status)
+        return no_checkpoint(t, status);
     t->saved = t->done;
     if (t->progress)
         loom_progress_note(
@@ -439,7 +451,8 @@ int loom_cli_train(int argc, char **argv) {
         "log.tensorboard=true "
         "OUTPUT/tensorboard, event files for TensorBoard.\n\n"
         "checkpoint.every=N saves each N steps to OUTPUT/checkpoints; SIGUSR1 saves after the step, SIGTERM (without a "
-        "launcher) saves and stops. Where OUTPUT/checkpoints holds a checkpoint, the run goes on from it, at any "
+        "launcher) saves and stops. A save that fails ends the run, and leaves the checkpoint before it as it was. "
+        "Where OUTPUT/checkpoints holds a checkpoint, the run goes on from it, at any "
         "layout, and at the same one with the same numbers as if it had not stopped.",
         NULL, NULL, NULL};
     train_arguments given = {0};
@@ -452,6 +465,8 @@ int loom_cli_train(int argc, char **argv) {
     job j = {0};
     status = loom_run_config_load(given.run.path, given.run.overrides, given.run.override_count, &j.config);
     loom_cli_run_arguments_free(&given.run);
+    if (!status)
+        status = loom_cli_complete_model(j.config);
     if (!status)
         status = loom_cli_open_tokenizer(j.config, &j.tokenizer);
     if (!status)

@@ -263,7 +263,7 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
     loom_model_config model = config->model.config;
     const loom_megatron_strategy_config *strategy = &config->strategy;
     /* Read from text alone: the sizes are still in the directory. */
-    if (config->model.hf && model.num_layers == 0)
+    if ((config->model.hf || config->model.from) && model.num_layers == 0)
         return;
     if (is_refused(config, "model.architecture"))
         return;
@@ -463,10 +463,6 @@ loom_status loom_run_config_check(const loom_run_config *config, int64_t world_s
         loom__check_precision(&config->precision, &faults);
         check_model(config, &faults);
         check_data(config, &faults);
-        if (config->checkpoint.every > 0 && loom__precision_dtype(&config->precision) != LOOM_F32)
-            loom__faults_add(&faults, LOOM_ERR_UNSUPPORTED,
-                "not supported yet: checkpoint.every=%" PRId64 " with precision %s; only 0 works",
-                config->checkpoint.every, config->precision.precision);
         check_optimizer(&config->optim, &faults);
         check_schedule(&config->lr, config->steps, &faults);
         int64_t data_parallel = world_size > 0 ? check_layout(config, world_size, &faults) : 0;

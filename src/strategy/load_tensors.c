@@ -10,19 +10,21 @@
 
 struct loom__load {
     const loom_parallel *parallel;
-    const loom_checkpoint *checkpoint;
+    loom__load_scope scope;
     const loom__gpt *gpt;
     const loom__optimizer_state *state; /* NULL: no optimizer */
     loom__sharded_options options;
     loom__stored_tensor *tensors;
-    loom__stored_chunk **chunks; /* [tensors] */
+    loom__stored_chunk **chunks; /* [count] */
+    int64_t *numbers;            /* [count] of the checkpoint's tensors */
     int64_t count;
     loom__written written;
     loom__reshard_source *source;
     bool masters; /* the checkpoint has them */
 };
 
-static loom_status copy_chunks(loom__load *load, int64_t number, const loom_checkpoint_tensor *tensor) {
+static loom_status copy_chunks(
+    loom__load *load, int64_t number, const char *key, const loom_checkpoint_tensor *tensor) {
     loom__stored_chunk *chunks = calloc((size_t)tensor->chunk_count + 1, sizeof *chunks);
     if (!chunks)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld chunks", (long long)tensor->chunk_count);
@@ -33,7 +35,7 @@ static loom_status copy_chunks(loom__load *load, int64_t number, const loom_chec
         }
     load->chunks[number] = chunks;
     loom__stored_tensor *stored = &load->tensors[number];
-    *stored = (loom__stored_tensor){.key = tensor->name,
+    *stored = (loom__stored_tensor){.key = key,
         .dims = tensor->dims,
         .original_dims = tensor->original_dims,
         .chunk_count = tensor->chunk_count,
@@ -46,13 +48,22 @@ static loom_status copy_chunks(loom__load *load, int64_t number, const loom_chec
 _Static_assert((int)LOOM_CHECKPOINT_MAX_DIMS == (int)LOOM__STORED_DIMS, "shapes are copied whole");
 
 static loom_status list_tensors(loom__load *load) {
-    load->count = loom_checkpoint_get_info(load->checkpoint)->tensors;
-    load->tensors = calloc((size_t)load->count + 1, sizeof *load->tensors);
-    load->chunks = calloc((size_t)load->count + 1, sizeof(loom__stored_chunk *));
-    if (!load->tensors || !load->chunks)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld tensors", (long long)load->count);
-    for (int64_t i = 0; i < load->count; i++)
-        LOOM_TRY(copy_chunks(load, i, loom_checkpoint_tensor_at(load->checkpoint, i)));
+    const loom_checkpoint *checkpoint = load->scope.checkpoint;
+    int64_t count = loom_checkpoint_get_info(checkpoint)->tensors;
+    load->tensors = calloc((size_t)count + 1, sizeof *load->tensors);
+    load->chunks = calloc((size_t)count + 1, sizeof(loom__stored_chunk *));
+    load->numbers = calloc((size_t)count + 1, sizeof *load->numbers);
+    if (!load->tensors || !load->chunks || !load->numbers)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld tensors", (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(checkpoint, i);
+        const char *key = loom__load_scope_key(&load->scope, tensor->name);
+        /* An optimizer that nobody asks for needs no layout by which its buckets are understood. */
+        if (!key || (!load->state && strncmp(key, "optimizer.", strlen("optimizer.")) == 0))
+            continue;
+        load->numbers[load->count] = i;
+        LOOM_TRY(copy_chunks(load, load->count++, key, tensor));
+    }
     return LOOM_OK;
 }
 
@@ -86,7 +97,7 @@ static loom_status find_layout(loom__load *load, bool *found) {
         *found = false;
         return LOOM_OK;
     }
-    LOOM_TRY(loom__layout_read(loom_checkpoint_get_info(load->checkpoint)->common, &told, &stages, &tells));
+    LOOM_TRY(loom__layout_read(load->scope.root, &told, &stages, &tells));
     if (!tells)
         return loom__written_find(config, load->tensors, load->count, &load->written, found);
     loom_status status = loom__written_from(config, load->tensors, load->count, &told, &load->written);
@@ -111,15 +122,15 @@ static loom_status sort_in(loom__load *load) {
     return LOOM_OK;
 }
 
-loom_status loom__load_create(const loom_parallel *parallel, const loom_optimizer *optimizer,
-    const loom_checkpoint *checkpoint, loom__load **out) {
+loom_status loom__load_create(
+    const loom_parallel *parallel, const loom_optimizer *optimizer, const loom__load_scope *scope, loom__load **out) {
     loom__load *load = calloc(1, sizeof *load);
     if (!load)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the load of a checkpoint");
     load->parallel = parallel;
-    load->checkpoint = checkpoint;
+    load->scope = *scope;
     load->gpt = parallel->module->context;
-    load->options = (loom__sharded_options){.prefix = ""};
+    load->options = (loom__sharded_options){.prefix = "", .weights_alone = !optimizer};
     if (optimizer) {
         load->state = loom__optimizer_state_of(optimizer);
         load->options.moments = load->state->count;
@@ -143,38 +154,38 @@ void loom__load_destroy(loom__load *load) {
     for (int64_t i = 0; load->chunks && i < load->count; i++)
         free(load->chunks[i]);
     free(load->chunks);
+    free(load->numbers);
     free(load->tensors);
     free(load);
 }
 
 /* ---- what there is */
 
-static loom_status add_name(char ***names, int64_t *count, const char *prefix, const char *name) {
-    char **grown = realloc(*names, (size_t)(*count + 1) * sizeof *grown);
-    size_t bytes = strlen(prefix) + strlen(name) + 1;
-    if (grown)
-        *names = grown;
-    char *made = grown ? malloc(bytes) : NULL;
-    if (!made)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a list of %lld names", (long long)*count + 1);
-    snprintf(made, bytes, "%s%s", prefix, name);
-    grown[(*count)++] = made;
-    return LOOM_OK;
-}
-
 static loom_status list_missing(const loom__load *load, int array, loom_load_report *report) {
-    char prefix[LOOM__STATE_KEY_BYTES] = "";
+    char prefix[LOOM__STATE_NAME_BYTES];
     loom__reshard_plan *plan = NULL;
+    snprintf(prefix, sizeof prefix, "%s", load->scope.prefix);
     if (array != LOOM__STATE_WEIGHT)
-        snprintf(prefix, sizeof prefix, "optimizer.state.%s.",
+        snprintf(prefix, sizeof prefix, "%soptimizer.state.%s.", load->scope.prefix,
             array == LOOM__STATE_MASTER ? "param" : load->options.moment[array - LOOM__STATE_MOMENT].name);
     LOOM_TRY(plan_whole(load, array, &plan));
     loom_status status = LOOM_OK;
     for (int64_t i = 0; i < plan->missing_count && !status; i++)
-        status = add_name(
+        status = loom__names_add(
             &report->missing, &report->missing_count, prefix, load->gpt->spec->parameters[plan->missing[i]].name);
     loom__reshard_plan_destroy(plan);
     return status;
+}
+
+/* What the source could not take. */
+static loom_status list_left(
+    const loom__load *load, const int64_t *numbers, int64_t left, char ***names, int64_t *count) {
+    for (int64_t i = 0; i < left; i++) {
+        const char *key = load->tensors[numbers[i]].key;
+        if (!loom__is_extra_state(key))
+            LOOM_TRY(loom__names_add(names, count, load->scope.prefix, key));
+    }
+    return LOOM_OK;
 }
 
 loom_status loom__load_list(const loom__load *load, loom_load_report *report) {
@@ -182,24 +193,15 @@ loom_status loom__load_list(const loom__load *load, loom_load_report *report) {
     for (int array = 0; array < array_count(load); array++)
         if (array != LOOM__STATE_MASTER || load->masters)
             LOOM_TRY(list_missing(load, array, report));
-    for (int64_t i = 0; i < left.unexpected_count; i++) {
-        const char *key = load->tensors[left.unexpected[i]].key;
-        if (load->state || strncmp(key, "optimizer.", strlen("optimizer.")) != 0)
-            LOOM_TRY(add_name(&report->unexpected, &report->unexpected_count, "", key));
-    }
-    for (int64_t i = 0; i < left.misshaped_count; i++) {
-        const char *key = load->tensors[left.misshaped[i]].key;
-        if (load->state || strncmp(key, "optimizer.", strlen("optimizer.")) != 0)
-            LOOM_TRY(add_name(&report->misshaped, &report->misshaped_count, "", key));
-    }
-    return LOOM_OK;
+    LOOM_TRY(list_left(load, left.unexpected, left.unexpected_count, &report->unexpected, &report->unexpected_count));
+    return list_left(load, left.misshaped, left.misshaped_count, &report->misshaped, &report->misshaped_count);
 }
 
 /* ---- reading */
 
 /* Where the elements of a want go. */
 typedef struct sink {
-    loom_dtype dtype; /* F32 or BF16 */
+    loom_dtype dtype; /* F32, BF16 or F16 */
     void *values;
 } sink;
 
@@ -223,7 +225,7 @@ static void want_state(reading *r, const loom__ddp_view *view, int64_t place, in
         .canonical = canonical, .first = part->start - view->places[place].start, .count = part->count};
     if (load->masters) {
         want.array = LOOM__STATE_MASTER;
-        add_want(r, want, (sink){LOOM_F32, view->data + part->start});
+        add_want(r, want, (sink){LOOM_F32, view->master ? view->master + part->state : view->data + part->start});
     }
     for (int i = 0; i < load->state->count; i++) {
         const struct loom__optimizer_array *array = &load->state->arrays[i];
@@ -238,11 +240,22 @@ static void want_weights(reading *r) {
     for (int64_t i = 0; i < part->count; i++) {
         const loom_parameter *parameter = r->load->gpt->set->list[i];
         loom__reshard_want want = {.canonical = part->entries[i].canonical, .count = loom_parameter_count(parameter)};
-        add_want(r, want, (sink){LOOM_F32, parameter->data});
+        add_want(r, want, (sink){parameter->dtype, loom_parameter_values(parameter)});
     }
 }
 
-static loom_status want_states(reading *r) {
+/* Masters begin as the weights that are stored, in what precision those are. */
+static void want_masters(reading *r, const loom__ddp_view *view, int64_t place, int64_t canonical) {
+    const loom__ddp_part *part = &view->parts[place];
+    loom__reshard_want want = {
+        .canonical = canonical, .first = part->start - view->places[place].start, .count = part->count};
+    if (view->master)
+        add_want(r, want, (sink){LOOM_F32, view->master + part->state});
+}
+
+typedef void (*want_place)(reading *r, const loom__ddp_view *view, int64_t place, int64_t canonical);
+
+static loom_status want_places(reading *r, want_place want) {
     const loom__part *part = r->load->gpt->part;
     const loom__ddp_view *view = loom__ddp_view_of(r->load->parallel->ddp);
     for (int64_t place = 0; place < part->count; place++) {
@@ -250,7 +263,7 @@ static loom_status want_states(reading *r) {
         const loom_parameter *parameter = r->load->gpt->set->list[i];
         if (view->place_count != part->count || view->parameters[place] != parameter)
             return loom_fail(LOOM_ERR_INTERNAL, "parameter %s is not where the optimizer has it", parameter->name);
-        want_state(r, view, place, part->entries[i].canonical);
+        want(r, view, place, part->entries[i].canonical);
     }
     return LOOM_OK;
 }
@@ -263,15 +276,16 @@ static void copy_box(const loom__box_copy *copy, const float *from, const sink *
             memcpy((float *)to->values + first, source, (size_t)copy->columns * sizeof *source);
         else
             for (int64_t i = 0; i < copy->columns; i++)
-                ((uint16_t *)to->values)[first + i] = loom_f32_to_bf16(source[i]);
+                ((uint16_t *)to->values)[first + i] =
+                    to->dtype == LOOM_BF16 ? loom_f32_to_bf16(source[i]) : loom_f32_to_f16(source[i]);
     }
 }
 
 /* The copies [*at, …) of one chunk. */
 static loom_status read_chunk(const reading *r, const loom__reshard_plan *plan, int64_t *at) {
     const loom__reshard_copy *copy = &plan->copies[*at];
-    const loom_checkpoint *checkpoint = r->load->checkpoint;
-    const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(checkpoint, copy->tensor);
+    const loom_checkpoint *checkpoint = r->load->scope.checkpoint;
+    const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(checkpoint, r->load->numbers[copy->tensor]);
     const loom_checkpoint_chunk *chunk = &tensor->chunks[copy->chunk];
     int64_t tensor_number = copy->tensor, chunk_number = copy->chunk;
     size_t elements = 1;
@@ -291,6 +305,27 @@ static loom_status read_chunk(const reading *r, const loom__reshard_plan *plan, 
     return status;
 }
 
+/* Elements [from, …) of one place, as far as this rank keeps state of them, in an array of it. */
+static void clear_kept(const loom__ddp_view *view, int64_t place, int64_t from, loom_dtype dtype, void *values) {
+    const loom__ddp_part *part = &view->parts[place];
+    int64_t skipped = view->places[place].start + from - part->start, size = (int64_t)loom_dtype_size(dtype);
+    skipped = skipped > 0 ? skipped : 0;
+    if (values && skipped < part->count)
+        memset((char *)values + (part->state + skipped) * size, 0, (size_t)((part->count - skipped) * size));
+}
+
+static void clear_rows(const loom__load *load, int64_t number, int64_t from) {
+    const loom_parameter *parameter = load->gpt->set->list[number];
+    const loom__ddp_view *view = load->parallel->ddp ? loom__ddp_view_of(load->parallel->ddp) : NULL;
+    int64_t place = load->gpt->part->count - 1 - number, size = (int64_t)loom_dtype_size(parameter->dtype);
+    memset((char *)loom_parameter_values(parameter) + from * size, 0,
+        (size_t)((loom_parameter_count(parameter) - from) * size));
+    if (view)
+        clear_kept(view, place, from, LOOM_F32, view->master);
+    for (int i = 0; load->state && i < load->state->count; i++)
+        clear_kept(view, place, from, load->state->arrays[i].dtype, load->state->arrays[i].values);
+}
+
 /* Padding rows that the checkpoint does not have are zero, whatever they were. */
 static void clear_padding(const loom__load *load) {
     const loom__part *part = load->gpt->part;
@@ -300,8 +335,8 @@ static void clear_padding(const loom__load *load) {
         int64_t rows = parameter->padded_rows / set->tp, first = rows * set->tp_rank;
         if (parameter->padded_rows == parameter->shape[0] || parameter->shape[0] >= first + rows)
             continue;
-        int64_t real = parameter->shape[0] > first ? parameter->shape[0] - first : 0, columns = parameter->shape[1];
-        memset(set->list[i]->data + real * columns, 0, (size_t)((rows - real) * columns) * sizeof(float));
+        int64_t real = parameter->shape[0] > first ? parameter->shape[0] - first : 0;
+        clear_rows(load, i, real * parameter->shape[1]);
     }
 }
 
@@ -317,22 +352,39 @@ static loom_status read_wants(reading *r) {
     return status;
 }
 
+/* A weight is its master rounded, also where the checkpoint rounded it to something else. */
+static void round_masters(const loom__load *load) {
+    const loom__ddp_view *view = loom__ddp_view_of(load->parallel->ddp);
+    const loom_kernels *kernels = loom_rank_kernels(load->parallel->fabric->rank);
+    loom_team *team = loom_rank_team(load->parallel->fabric->rank);
+    for (int64_t place = 0; view->master && place < view->place_count; place++) {
+        const loom__ddp_part *part = &view->parts[place];
+        (view->dtype == LOOM_BF16 ? kernels->bf16 : kernels->f16)
+            ->narrow(team, part->count, view->master + part->state, view->data16 + part->start);
+    }
+}
+
 /* Masters come after the weights, which are rounded from them. */
 static loom_status read_all(reading *r) {
     const loom__load *load = r->load;
-    size_t room = (size_t)(load->gpt->part->count * array_count(load)) + 1;
+    size_t room = (size_t)(load->gpt->part->count * (array_count(load) + 1)) + 1;
     r->wants = calloc(room, sizeof *r->wants);
     r->sinks = calloc(room, sizeof *r->sinks);
     if (!r->wants || !r->sinks)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the load of %zu arrays", room);
     clear_padding(load);
     want_weights(r);
+    if (load->parallel->ddp)
+        LOOM_TRY(want_places(r, want_masters));
     LOOM_TRY(read_wants(r));
     if (!load->state)
         return LOOM_OK;
     r->count = 0;
-    LOOM_TRY(want_states(r));
-    return read_wants(r);
+    LOOM_TRY(want_places(r, want_state));
+    LOOM_TRY(read_wants(r));
+    if (load->masters)
+        round_masters(load);
+    return LOOM_OK;
 }
 
 loom_status loom__load_read(const loom__load *load, bool *masters) {
