@@ -471,7 +471,7 @@ const loom__field loom__fields[] = {
     BOOL(
         "checkpoint.async_save", checkpoint.async_save, "false", NONE_YET(saving), DOC("write while training goes on")),
     INT("log.every", log.every, "10", FROM(1), DOC("steps between progress lines")),
-    BOOL("log.tensorboard", log.tensorboard, "false", NONE_YET("TensorBoard events"), DOC("write event files")),
+    BOOL("log.tensorboard", log.tensorboard, "false", DOC("write event files to OUTPUT/tensorboard, for TensorBoard")),
     BOOL("trace", trace, "false",
         DOC("what each stage did and when: OUTPUT/trace.json for Perfetto, OUTPUT/timeline.svg of the last step")),
     BOOL("profile", profile, "false", DOC("a table of the time of each operation at the end")),

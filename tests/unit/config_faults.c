@@ -366,9 +366,10 @@ TEST(what_is_not_built_is_refused_by_name) {
 
 TEST(a_fault_outweighs_not_supported_yet) {
     (void)state;
-    expect_file("seed: x\nlog: {tensorboard: true}\n", LOOM_ERR_CONFIG,
+    expect_file("seed: x\ncheckpoint: {async_save: true}\n", LOOM_ERR_CONFIG,
         "run.yaml:1:7: seed: found \"x\", expected an integer from 0 to 4294967295\n"
-        "run.yaml:2:20: not supported yet: log.tensorboard=true (TensorBoard events); only false works");
+        "run.yaml:2:26: not supported yet: checkpoint.async_save=true (saving while training goes on); only false "
+        "works");
 }
 
 TEST(fields_of_the_wrapper_that_is_not_used_are_named) {
