@@ -3,6 +3,7 @@
  * stops at the first fault: types are checked while applying, ranges and names at the end, and all of it is reported
  * together. */
 #include "base/nearest.h"
+#include "config/check.h"
 #include "config/field.h"
 #include "config/owner.h"
 #include "spec/huggingface.h"
@@ -26,6 +27,7 @@ typedef struct loader {
     loom__config_owner *owner;
     loom__faults faults;
     origin *origins;        /* one a field */
+    bool *faulty;           /* one a field: it has not the value that was asked for */
     const char *name;       /* of the file */
     const loom__yaml *yaml; /* the document being applied */
     bool by_override;
@@ -82,6 +84,7 @@ static void wrong_type(loader *load, const loom__field *field, const loom__yaml_
     }
     loom__faults_add(
         &load->faults, LOOM_ERR_CONFIG, "%s%s: found %s, expected %s%s", place, field->path, found, expected, hint);
+    load->faulty[field - loom__fields] = true;
 }
 
 /* ---- unknown fields */
@@ -358,6 +361,11 @@ static bool is_given(const loader *load, const char *path) {
     return load->origins[loom__field_find(path)].given;
 }
 
+/* Mixtral is a Llama with experts. */
+static const char *defaults_of(const char *architecture) {
+    return architecture && strcmp(architecture, "mixtral") == 0 ? "llama" : architecture;
+}
+
 static void finish_fields(loader *load) {
     loom_run_config *config = &load->owner->config;
     char place[320];
@@ -365,11 +373,13 @@ static void finish_fields(loader *load) {
         const loom__field *field = &loom__fields[i];
         const origin *from = &load->origins[i];
         if (!from->given && field->by_architecture[0])
-            loom__field_set_default(field, config->model.config.architecture, config);
+            loom__field_set_default(field, defaults_of(config->model.config.architecture), config);
         if (!from->given)
             continue;
         place_text(load, from->by_override, from->line, from->column, place, sizeof place);
+        int64_t before = load->faults.count;
         loom__field_check(field, config, place, &load->faults);
+        load->faulty[i] = load->faulty[i] || load->faults.count > before;
         /* A default of the architecture is a choice once somebody writes it: model.hf would silently undo it. */
         if (field->of_hf && config->model.hf && (field->by_architecture[0] || !loom__field_is_default(field, config)))
             loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s%s: decided by model.hf; leave one of the two out",
@@ -445,7 +455,7 @@ static loom_status read_hf(loader *load) {
     return LOOM_OK;
 }
 
-static loom_status load_all(loader *load, const char *text, size_t length, const char *const *overrides,
+static loom_status load_fields(loader *load, const char *text, size_t length, const char *const *overrides,
     int64_t override_count, bool with_files) {
     if (text)
         LOOM_TRY(apply_file(load, text, length));
@@ -457,25 +467,51 @@ static loom_status load_all(loader *load, const char *text, size_t length, const
         loom_status status = read_hf(load);
         if (status == LOOM_ERR_MEMORY || status == LOOM_ERR_IO)
             return status;
+        /* An architecture that cannot be read is a fault for whoever plans as well: there are no sizes then. */
+        loom__faults *not_built = load->faults.not_built;
+        load->faults.not_built = NULL;
         loom__faults_add_record(&load->faults, status);
+        load->faults.not_built = not_built;
     }
-    return loom__faults_end(&load->faults);
+    return LOOM_OK;
 }
 
+/* What goes on where a run is planned: the whole is checked together with the fields. */
+static loom_status check_plan(loader *load, const loom_plan_check *check) {
+    loom_run_config *config = &load->owner->config;
+    if (check->prepare && load->faults.count == 0) {
+        loom_status status = check->prepare(check->context, config);
+        if (status == LOOM_ERR_MEMORY || status == LOOM_ERR_IO)
+            return status;
+        loom__faults_add_record(&load->faults, status);
+    }
+    loom__check_planned(config, load->faulty, check->world_size, &load->faults);
+    return LOOM_OK;
+}
+
+/* check NULL: the run is not planned, and what is not built is a fault. */
 static loom_status load_config(const char *name, const char *text, size_t length, const char *const *overrides,
-    int64_t override_count, bool with_files, loom_run_config **config) {
+    int64_t override_count, bool with_files, const loom_plan_check *check, loom__faults *not_built,
+    loom_run_config **config) {
     loader load = {.name = name};
     loom__faults_begin(&load.faults);
+    load.faults.not_built = not_built;
     load.owner = calloc(1, sizeof *load.owner);
     load.origins = calloc((size_t)loom__field_count, sizeof *load.origins);
+    load.faulty = calloc((size_t)loom__field_count, sizeof *load.faulty);
     loom_status status = LOOM_OK;
-    if (!load.owner || !load.origins) {
+    if (!load.owner || !load.origins || !load.faulty) {
         status = loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", name);
     } else {
         load.owner->config = loom_run_config_default();
-        status = load_all(&load, text, length, overrides, override_count, with_files);
+        status = load_fields(&load, text, length, overrides, override_count, with_files);
+        if (!status && check)
+            status = check_plan(&load, check);
+        if (!status)
+            status = loom__faults_end(&load.faults);
     }
     free(load.origins);
+    free(load.faulty);
     if (status != LOOM_OK) {
         loom__config_owner_destroy(load.owner);
         return status;
@@ -490,12 +526,36 @@ loom_status loom_run_config_load(
     size_t length = 0;
     if (path)
         LOOM_TRY(read_file(path, false, LOOM__YAML_MAX_BYTES, &text, &length));
-    loom_status status = load_config(path ? path : "overrides", text, length, overrides, override_count, true, config);
+    loom_status status =
+        load_config(path ? path : "overrides", text, length, overrides, override_count, true, NULL, NULL, config);
     free(text);
     return status;
 }
 
 loom_status loom_run_config_from_text(const char *name, const char *text, size_t length, const char *const *overrides,
     int64_t override_count, loom_run_config **config) {
-    return load_config(name, text, length, overrides, override_count, false, config);
+    return load_config(name, text, length, overrides, override_count, false, NULL, NULL, config);
+}
+
+loom_status loom_run_config_load_planned(const char *path, const char *const *overrides, int64_t override_count,
+    const loom_plan_check *check, loom_run_config **config, char **not_built) {
+    char *text = NULL, *lines = NULL;
+    size_t length = 0;
+    loom_run_config *made = NULL;
+    loom__faults later;
+    loom__faults_begin(&later);
+    if (path)
+        LOOM_TRY(read_file(path, false, LOOM__YAML_MAX_BYTES, &text, &length));
+    loom_status status =
+        load_config(path ? path : "overrides", text, length, overrides, override_count, true, check, &later, &made);
+    free(text);
+    LOOM_TRY(status);
+    lines = strdup(later.text);
+    if (!lines) {
+        loom_run_config_destroy(made);
+        return loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", path ? path : "overrides");
+    }
+    *config = made;
+    *not_built = lines;
+    return LOOM_OK;
 }
