@@ -32,6 +32,7 @@
 #include <megaloom/module.h>
 #include <megaloom/names.h>
 #include <megaloom/optim.h>
+#include <megaloom/plan.h>
 #include <megaloom/profile.h>
 #include <megaloom/rank.h>
 #include <megaloom/report.h>
