@@ -124,6 +124,61 @@ typedef struct loom_plan {
 LOOM_API loom_status loom_plan_make(const loom_run_config *config, const loom_plan_options *options, loom_plan **plan);
 LOOM_API void loom_plan_destroy(loom_plan *plan); /* NULL is accepted */
 
+/* A layout that a search has planned. */
+typedef struct loom_plan_candidate {
+    int64_t tensor, context, expert, data, pipeline, chunks, micro_batch_size, microbatches;
+    bool sequence_parallel;
+    loom_recompute recompute;
+    double memory; /* of a rank of the worst stage */
+    double bubble, utilization, step_seconds, tokens_per_second;
+} loom_plan_candidate;
+
+/* Why layouts fall, by reason. */
+typedef struct loom_plan_fall {
+    const char *reason;
+    int64_t count;
+    char example[160]; /* of one of them: the nearest, where it is memory that it lacks */
+} loom_plan_fall;
+
+typedef struct loom_plan_search {
+    int64_t tried;
+    int64_t count;
+    loom_plan_candidate *candidates; /* those that fit, most tokens a second first */
+    int64_t fall_count;
+    loom_plan_fall *falls; /* most first */
+} loom_plan_search;
+
+/* Plans the configuration with every tensor, pipeline, virtual and, with experts, expert size that the ranks allow, and
+ * microbatches of 1, 2, 4 and 8 samples; of each the least recomputation that fits. The global batch, the context size
+ * and all else stay as they are; sequence parallelism is on where there is a tensor size above 1. A way of cutting the
+ * layers that is written out holds for the configuration's own pipeline size alone. loom_plan_search_destroy. */
+LOOM_API loom_status loom_plan_search_make(
+    const loom_run_config *config, const loom_plan_options *options, loom_plan_search **search);
+LOOM_API void loom_plan_search_destroy(loom_plan_search *search); /* NULL is accepted */
+
+/* The fields of a run file that say what another program's configuration says. */
+typedef struct loom_plan_translation {
+    char **overrides; /* "model.num_layers=96", …: for loom_run_config_load_planned */
+    int64_t override_count;
+    int64_t world_size; /* 0 = it does not say */
+    char *left_out;     /* what has no field here, one a line; "" = nothing */
+} loom_plan_translation;
+
+/* A command line of Megatron-LM, as it stands in a shell script: words with quotes, backslashes and comments; what
+ * stands before the first option (torchrun and its own options but for the sizes of the job, the script) is passed
+ * over. Options that change nothing here (paths, logging, fused kernels) are left out without a word. Megatron-LM's
+ * defaults hold where they differ. `name` stands in messages. loom_plan_translation_free. LOOM_ERR_FORMAT: a quote that
+ * does not end, a value that is missing, more than 1 MB. */
+LOOM_API loom_status loom_plan_translate_megatron(
+    const char *name, const char *text, size_t length, loom_plan_translation *translation);
+/* A YAML file of NeMo (model, trainer, exp_manager) or Megatron-Bridge (model, train, optimizer, ddp, …): its sections
+ * are found by their names. Errors: those of a YAML file. */
+LOOM_API loom_status loom_plan_translate_nemo(
+    const char *name, const char *text, size_t length, loom_plan_translation *translation);
+/* Whether the text has sections that only such a file has. */
+LOOM_API bool loom_plan_is_nemo(const char *text, size_t length);
+LOOM_API void loom_plan_translation_free(loom_plan_translation *translation);
+
 #ifdef __cplusplus
 }
 #endif

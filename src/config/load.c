@@ -485,11 +485,13 @@ static loom_status check_plan(loader *load, const loom_plan_check *check) {
             return status;
         loom__faults_add_record(&load->faults, status);
     }
+    /* The check says them again, without the places that loading has put before them. */
+    loom__faults_begin(load->faults.not_built);
     loom__check_planned(config, load->faulty, check->world_size, &load->faults);
     return LOOM_OK;
 }
 
-/* check NULL: the run is not planned, and what is not built is a fault. */
+/* check NULL, and with it not_built: the run is not planned, and what is not built is a fault. */
 static loom_status load_config(const char *name, const char *text, size_t length, const char *const *overrides,
     int64_t override_count, bool with_files, const loom_plan_check *check, loom__faults *not_built,
     loom_run_config **config) {

@@ -173,9 +173,11 @@ static loom_status fill(const loom__plan_sizes *sizes, const loom_plan_machine *
     return LOOM_OK;
 }
 
-loom_status loom_plan_make(const loom_run_config *config, const loom_plan_options *options, loom_plan **out) {
+loom_status loom__plan_make(
+    const loom_run_config *config, const loom_plan_options *options, int64_t most_forwards, loom_plan **out) {
     loom__plan_sizes sizes;
     LOOM_TRY(loom__plan_sizes_make(config, options->world_size, &sizes));
+    sizes.most_forwards = most_forwards;
     loom_plan *plan = calloc(1, sizeof *plan);
     loom_status status = LOOM_OK;
     if (plan) {
@@ -193,6 +195,11 @@ loom_status loom_plan_make(const loom_run_config *config, const loom_plan_option
     }
     *out = plan;
     return LOOM_OK;
+}
+
+loom_status loom_plan_make(const loom_run_config *config, const loom_plan_options *options, loom_plan **plan) {
+    enum { FORWARDS = 1 << 16 }; /* a few tenths of a second */
+    return loom__plan_make(config, options, FORWARDS, plan);
 }
 
 void loom_plan_destroy(loom_plan *plan) {

@@ -19,7 +19,8 @@ typedef struct loom__plan_sizes {
     int64_t rows, own_rows; /* tokens of a microbatch on a rank: between and outside the tensor-parallel regions */
     int64_t width, wire;    /* bytes of an activation, and of one between stages */
     loom_schedule_config schedule;
-    loom_stage *stages; /* [chunks, pp], in order of depth */
+    loom_stage *stages;    /* [chunks, pp], in order of depth */
+    int64_t most_forwards; /* of all stages, that lists and simulation may go through */
 } loom__plan_sizes;
 
 /* Errors: those of the layout, the model, the split and the schedule. loom__plan_sizes_free. */
@@ -107,6 +108,9 @@ bool loom__plan_short_schedule(const loom__plan_sizes *sizes, loom_schedule_conf
 /* Fills in operations, bubble and times; after memory and traffic. schedule: as above. */
 loom_status loom__plan_time_make(const loom__plan_sizes *sizes, const loom_plan_machine *machine,
     const loom_schedule_config *schedule, loom_plan *plan);
+/* loom_plan_make for so many forwards: see loom__plan_sizes. */
+loom_status loom__plan_make(
+    const loom_run_config *config, const loom_plan_options *options, int64_t most_forwards, loom_plan **plan);
 /* Fills in the line of what binds; last. */
 void loom__plan_binds(const loom__plan_sizes *sizes, loom_plan *plan);
 

@@ -4,9 +4,6 @@
 #include "plan/sizes.h"
 #include <stdlib.h>
 
-/* Forwards of all stages that lists and simulation go through in a moment. */
-enum { FORWARDS_MAX = 1 << 16 };
-
 loom__plan_flops loom__plan_flops_of(const loom__plan_sizes *sizes) {
     const loom_model_config *model = &sizes->model;
     const loom_moe_config *moe = &model->moe;
@@ -29,7 +26,7 @@ loom__plan_flops loom__plan_flops_of(const loom__plan_sizes *sizes) {
 bool loom__plan_short_schedule(const loom__plan_sizes *sizes, loom_schedule_config *schedule) {
     loom_schedule_config made = sizes->schedule;
     int64_t group = made.group > 0 ? made.group : made.stages, chunks = made.chunks > 0 ? made.chunks : 1;
-    int64_t most = FORWARDS_MAX / made.stages / chunks, least = 3 * group + made.microbatches % group;
+    int64_t most = sizes->most_forwards / made.stages / chunks, least = 3 * group + made.microbatches % group;
     if (made.microbatches > most) {
         if (least > most)
             return false;
