@@ -100,6 +100,9 @@ void loom__check_planned(const loom_run_config *config, const bool *faulty, int6
     for (int64_t i = 0; i < loom__field_count; i++)
         if (faulty[i])
             loom__field_set_default(&loom__fields[i], NULL, &sound);
+    /* What is missing of the data depends on their kind: mock data miss nothing. */
+    if (faulty[loom__field_find("data.kind")])
+        sound.data.kind = "mock";
     /* The table tells what is not built of the configuration as it is. */
     if (faults->not_built)
         loom__fields_check(&sound, "", &found);
