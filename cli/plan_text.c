@@ -189,25 +189,28 @@ static void print_traffic(const loom_plan *p) {
 
 static void print_time(const loom_cli_plan_facts *facts) {
     const loom_plan *p = facts->plan;
-    char a[24], b[24], c[24], d[24], rate[24];
-    printf("\n%-14s%sFLOP a token (%sFLOP with whole attention), %sFLOP a step", "operations",
+    char a[24], b[24], c[24], text[640];
+    size_t used = (size_t)snprintf(text, sizeof text, "%sFLOP a token (%sFLOP with whole attention), %sFLOP a step",
         scaled(p->flops_per_token, a), scaled(p->flops_per_token_full_attention, b), scaled(p->flops_per_step, c));
     if (p->recompute_flops_per_step > 0)
-        printf(", %.1f %% again by recomputation", 100 * p->recompute_flops_per_step / p->flops_per_step);
-    printf("\n%-14s%.1f %% %s\n", "bubble", 100 * p->bubble,
-        p->bubble_simulated ? "of the stages' time, by simulation" : "of the stages' time, by the formula");
+        snprintf(text + used, sizeof text - used, ", %.1f %% again by recomputation",
+            100 * p->recompute_flops_per_step / p->flops_per_step);
+    printf("\n");
+    print_folded("operations", text);
+    printf("%-14s%.1f %% of the stages' time, by %s\n", "bubble", 100 * p->bubble,
+        p->bubble_simulated ? "simulation" : "the formula");
     double tokens = (double)p->global_batch_size * (double)p->seq_length / p->step_seconds;
     printf("%-14s%.3g s on %s: %s tokens/s, %sFLOP/s a rank, %.0f %% of its peak\n", "a step", p->step_seconds,
-        facts->options->machine.name, scaled(tokens, d),
-        scaled(p->flops_per_step / p->step_seconds / (double)p->world, rate), 100 * p->utilization);
-    printf("%-14s%.0f %% computation", "of which", 100 * p->compute_seconds / p->step_seconds);
+        facts->options->machine.name, scaled(tokens, a),
+        scaled(p->flops_per_step / p->step_seconds / (double)p->world, b), 100 * p->utilization);
+    used = (size_t)snprintf(text, sizeof text, "%.0f %% computation", 100 * p->compute_seconds / p->step_seconds);
     for (int kind = 0; kind < LOOM_PLAN_TRAFFIC_KINDS; kind++)
         if (p->exposed_seconds[kind] > 0.0005 * p->step_seconds)
-            printf(", %.1f %% %s", 100 * p->exposed_seconds[kind] / p->step_seconds,
-                loom_plan_traffic_name((loom_plan_traffic_kind)kind));
+            used += (size_t)snprintf(text + used, sizeof text - used, ", %.1f %% %s",
+                100 * p->exposed_seconds[kind] / p->step_seconds, loom_plan_traffic_name((loom_plan_traffic_kind)kind));
     if (p->bubble_seconds > 0.0005 * p->step_seconds)
-        printf(", %.1f %% waiting", 100 * p->bubble_seconds / p->step_seconds);
-    printf("\n");
+        snprintf(text + used, sizeof text - used, ", %.1f %% waiting", 100 * p->bubble_seconds / p->step_seconds);
+    print_folded("of which", text);
 }
 
 /* ---- search ---- */
@@ -215,8 +218,8 @@ static void print_time(const loom_cli_plan_facts *facts) {
 static void print_candidate(const loom_plan_candidate *c) {
     static const char *const recomputes[] = {"none", "selective", "full"};
     char tokens[24];
-    printf("%4" PRId64 " %4" PRId64 " %4" PRId64 " %4" PRId64 " %6" PRId64 " %6" PRId64 " %7" PRId64
-           "  %-10s %9.2f %7.1f %% %8.3g s %10s %5.0f %%\n",
+    printf("%3" PRId64 " %4" PRId64 " %3" PRId64 " %3" PRId64 " %5" PRId64 " %5" PRId64 " %7" PRId64
+           "  %-9s %7.2f %6.1f %% %7.3g s %8s %3.0f %%\n",
         c->tensor, c->pipeline, c->chunks, c->expert, c->data, c->micro_batch_size, c->microbatches,
         recomputes[c->recompute], c->memory / gibi, 100 * c->bubble, c->step_seconds,
         scaled(c->tokens_per_second, tokens), 100 * c->utilization);
@@ -228,7 +231,7 @@ static void print_search(const loom_plan_search *s) {
         : s->count > 0           ? ":"
                                  : "");
     if (s->count > 0)
-        printf("%4s %4s %4s %4s %6s %6s %7s  %-10s %9s %9s %10s %10s %7s\n", "tp", "pp", "vp", "ep", "dp", "micro",
+        printf("%3s %4s %3s %3s %5s %5s %7s  %-9s %7s %8s %9s %8s %5s\n", "tp", "pp", "vp", "ep", "dp", "micro",
             "batches", "recompute", "GiB", "bubble", "step", "tokens/s", "peak");
     for (int64_t i = 0; i < s->count && i < LAYOUTS_SHOWN; i++)
         print_candidate(&s->candidates[i]);

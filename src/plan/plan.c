@@ -61,7 +61,7 @@ static const struct part {
     {"gradients", "a larger tensor or pipeline size", offsetof(loom_plan_memory, gradients)},
     {"optimizer state", "strategy.ddp.use_distributed_optimizer, a larger tensor or pipeline size",
         offsetof(loom_plan_memory, optimizer)},
-    {"activations", "model.recompute, strategy.sequence_parallel, a smaller data.micro_batch_size",
+    {"activations", "model.recompute=full, strategy.sequence_parallel, a smaller data.micro_batch_size",
         offsetof(loom_plan_memory, activations)},
     {"buffers", "a smaller data.micro_batch_size", offsetof(loom_plan_memory, buffers)},
     {"logits", "a larger tensor size, a smaller data.micro_batch_size", offsetof(loom_plan_memory, logits)},
@@ -73,13 +73,16 @@ static double part_of(const loom_plan_memory *memory, const struct part *part) {
     return value;
 }
 
+/* What is in use already does not help. */
 static const char *help_with(const loom__plan_sizes *sizes, const struct part *part) {
-    bool spread = sizes->sharded && part->offset == offsetof(loom_plan_memory, optimizer);
-    bool again =
-        sizes->model.recompute == LOOM_RECOMPUTE_FULL && part->offset == offsetof(loom_plan_memory, activations);
-    if (spread)
+    if (sizes->sharded && part->offset == offsetof(loom_plan_memory, optimizer))
         return "more data-parallel ranks, a larger tensor or pipeline size";
-    return again ? "a larger tensor size, a smaller data.micro_batch_size" : part->help;
+    if (part->offset != offsetof(loom_plan_memory, activations))
+        return part->help;
+    if (sizes->model.recompute == LOOM_RECOMPUTE_FULL)
+        return "a larger tensor size, a smaller data.micro_batch_size";
+    return sizes->sequence_parallel ? "model.recompute=full, a larger tensor size, a smaller data.micro_batch_size"
+                                    : part->help;
 }
 
 static void memory_binds(const loom__plan_sizes *sizes, loom_plan *plan) {

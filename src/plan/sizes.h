@@ -72,7 +72,11 @@ typedef struct loom__plan_ledger {
     loom__plan_bytes weights;  /* at the worst moment of the weight half */
 } loom__plan_ledger;
 
-/* Walks the operations of the chunk. split: the backward is in two halves. */
+/* Walks the operations of a chunk that begins and ends as `chunk` does, with so many layers of each kind; no more than
+ * its arrays have room for (LOOM_ERR_INTERNAL). split: the backward is in two halves. */
+loom_status loom__plan_walk(const loom__plan_sizes *sizes, const loom_stage *chunk, int64_t dense, int64_t experts,
+    bool split, loom__plan_ledger *ledger);
+/* The same of the whole chunk. split: the backward is in two halves. */
 loom_status loom__plan_ledger_make(
     const loom__plan_sizes *sizes, const loom_stage *chunk, bool split, loom__plan_ledger *ledger);
 

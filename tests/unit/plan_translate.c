@@ -38,7 +38,7 @@ static const char megatron[] = "#!/bin/bash\n# a job\n"
                                "  --seq-length 2048 --max-position-embeddings 2048 --swiglu --disable-bias-linear \\\n"
                                "  --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 \\\n"
                                "  --num-layers-per-virtual-pipeline-stage 3 --sequence-parallel \\\n"
-                               "  --micro-batch-size 2 --global-batch-size 64 --rampup-batch-size 32 16 1000 \\\n"
+                               "  --micro-batch-size 2 --global-batch-size 64 --rampup-batch-size 32 32 1000 \\\n"
                                "  --train-samples 6400 --bf16 --normalization RMSNorm --lr-decay-style cosine \\\n"
                                "  --data-path 'a b' --save $DIR --new-thing 1 2 --tokenizer-type GPT2BPETokenizer\n";
 
@@ -57,7 +57,7 @@ static void a_command_line_of_megatron_gives_the_fields_of_a_run_file(void **sta
     expect(&t, "strategy.tensor_model_parallel_size", "2");
     expect(&t, "strategy.virtual_pipeline_model_parallel_size", "2");
     expect(&t, "strategy.sequence_parallel", "true");
-    expect(&t, "data.rampup_batch_size", "[32, 16, 1000]");
+    expect(&t, "data.rampup_batch_size", "[32, 32, 1000]");
     expect(&t, "steps", "100");
     expect(&t, "precision", "bf16-mixed");
     expect(&t, "optim.schedule", "megatron-cosine");
