@@ -1,12 +1,13 @@
-/* megaloom plan, for programs: every number, bytes as integers. */
+/* megaloom plan, for programs: every number, bytes as integers as long as these can hold them. */
 #include "plan.h"
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* An integer where 64 bits hold it. */
 static json_t *bytes(double value) {
-    return json_integer((json_int_t)value);
+    return value < 9e18 ? json_integer((json_int_t)value) : json_real(value);
 }
 
 static json_t *memory_json(const loom_plan_memory *m) {

@@ -9,7 +9,7 @@
 
 /* Schedules of more forwards are shortened: a search plans thousands. */
 enum { FORWARDS = 1 << 13 };
-enum { SIZES_MAX = 64, TENSOR_MAX = 64, CHUNKS_MAX = 8, MICRO_MAX = 8 };
+enum { SIZES_MAX = 64, TENSOR_MAX = 64, EXPERT_MAX = 1 << 16, CHUNKS_MAX = 8, MICRO_MAX = 8 };
 
 typedef enum reason { TENSOR, SEQUENCE, LAYERS, BATCH, SCHEDULE, EXPERTS, OTHER, MEMORY, REASONS } reason;
 
@@ -189,7 +189,7 @@ static int divisors(int64_t n, int64_t most, int64_t sizes[SIZES_MAX]) {
 static loom_status try_pipeline(seeker *s, choice c) {
     int64_t layers = s->config->model.config.num_layers, experts = s->config->model.config.moe.num_moe_experts;
     int64_t expert_sizes[SIZES_MAX] = {1};
-    int expert_count = experts > 0 ? divisors(experts, experts, expert_sizes) : 1;
+    int expert_count = experts > 0 ? divisors(experts, s->world < EXPERT_MAX ? s->world : EXPERT_MAX, expert_sizes) : 1;
     for (int e = 0; e < expert_count; e++)
         for (c.chunks = 1; c.chunks <= CHUNKS_MAX && (c.chunks == 1 || c.pp > 1) && c.pp * c.chunks <= layers;
              c.chunks++)

@@ -41,6 +41,32 @@ static void find_shards(loom__plan_sizes *sizes) {
     sizes->expert_shards = sizes->sharded ? sizes->edp / instances : 1;
 }
 
+/* Sums and products of sizes stay far below 2^63 from here on. */
+static loom_status check_products(const loom__plan_sizes *sizes) {
+    const loom_model_config *model = &sizes->model;
+    const loom_moe_config *moe = &model->moe;
+    const double most = 0x1p59, micro = (double)sizes->config->data.micro_batch_size;
+    double rows = micro * (double)model->seq_length, h = (double)model->hidden_size, d = (double)model->kv_channels;
+    double experts = (double)moe->num_moe_experts, width = 2 * (double)loom__plan_expert_width(sizes);
+    double shared = 3 * (double)moe->moe_shared_expert_intermediate_size, f = 2 * (double)model->ffn_hidden_size;
+    double heads = (double)(model->num_attention_heads + 2 * model->num_query_groups),
+           v = (double)model->padded_vocab_size;
+    double routed = experts > 0 ? (double)moe->moe_router_topk * (double)sizes->etp * (width > h ? width : h) : 0;
+    const double widths[] = {h, f, shared, heads * d, v, experts, routed};
+    double widest = 0;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
+        widest = widths[i] > widest ? widths[i] : widest;
+    double layer = h * (heads * d + f + shared + experts * width) * 2;
+    if (rows * widest * 8 < most && layer * (double)model->num_layers + h * v < most &&
+        micro * (double)sizes->dp < most)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_CONFIG,
+        "the model and data.micro_batch_size are too large to plan: tensors of %.3g elements, %.3g parameters; "
+        "expected "
+        "less than 7e16 and 5e17",
+        rows * widest, layer * (double)model->num_layers + h * v);
+}
+
 static loom_status fill(loom__plan_sizes *sizes, int64_t world_size) {
     const loom_run_config *config = sizes->config;
     const loom_megatron_strategy_config *strategy = &config->strategy;
@@ -56,6 +82,7 @@ static loom_status fill(loom__plan_sizes *sizes, int64_t world_size) {
     sizes->dp = loom_layout_data_parallel_size(&sizes->layout);
     sizes->edp = loom_layout_expert_data_parallel_size(&sizes->layout);
     sizes->sequence_parallel = strategy->sequence_parallel;
+    LOOM_TRY(check_products(sizes));
     find_shards(sizes);
     loom_dtype dtype = loom__precision_dtype(&config->precision);
     const char *wire = config->precision.pipeline_dtype ? config->precision.pipeline_dtype : strategy->pipeline_dtype;

@@ -218,6 +218,30 @@ static void a_search_gives_what_fits_fastest_first_and_why_others_fall(void **st
     forget(&p);
 }
 
+static void sizes_beyond_all_numbers_are_refused(void **state) {
+    static const char *const extremes[] = {"data.micro_batch_size=9007199254740992",
+        "model.moe_ffn_hidden_size=9007199254740992", "model.moe_router_topk=9007199254740992",
+        "model.moe_shared_expert_intermediate_size=9007199254740992"};
+    (void)state;
+    for (size_t i = 0; i < sizeof extremes / sizeof *extremes; i++) {
+        const char *fields[COMMON + 3];
+        const loom_plan_check check = {.world_size = 1};
+        const loom_plan_options options = loom_plan_options_default();
+        loom_run_config *config = NULL;
+        loom_plan *plan = NULL;
+        char *not_built = NULL;
+        memcpy(fields, common, sizeof common);
+        fields[COMMON] = "model.num_moe_experts=9007199254740992";
+        fields[COMMON + 1] = "model.architecture=mixtral";
+        fields[COMMON + 2] = extremes[i];
+        assert_int_equal(loom_run_config_load_planned(NULL, fields, COMMON + 3, &check, &config, &not_built), LOOM_OK);
+        assert_int_equal(loom_plan_make(config, &options, &plan), LOOM_ERR_CONFIG);
+        assert_non_null(strstr(loom_error_message(), "too large to plan"));
+        free(not_built);
+        loom_run_config_destroy(config);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bubble_is_that_of_the_schedule),
@@ -230,6 +254,7 @@ int main(void) {
         cmocka_unit_test(experts_are_shared_out_over_their_ranks),
         cmocka_unit_test(context_ranks_share_a_sequence),
         cmocka_unit_test(what_binds_is_named),
+        cmocka_unit_test(sizes_beyond_all_numbers_are_refused),
         cmocka_unit_test(a_search_gives_what_fits_fastest_first_and_why_others_fall),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
