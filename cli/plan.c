@@ -193,7 +193,10 @@ static loom_status plan_translated(
     const char **overrides = NULL;
     if (request->options.world_size == 0)
         request->options.world_size = translation->world_size;
-    const loom_plan_check check = {.world_size = request->options.world_size, .prepare = find_vocabulary};
+    const loom_plan_check check = {.world_size = request->options.world_size,
+        .source = name,
+        .translated = translation->override_count,
+        .prepare = find_vocabulary};
     LOOM_TRY(join(request, translation, &overrides));
     loom_status status = loom_run_config_load_planned(request->run.path, overrides,
         translation->override_count + request->run.override_count, &check, &config, &not_built);

@@ -310,6 +310,10 @@ LOOM_API loom_status loom_run_config_from_text(const char *name, const char *tex
 /* How a run that is only planned is checked. */
 typedef struct loom_plan_check {
     int64_t world_size; /* 0 = the configuration's `ranks` */
+    /* So many of the overrides, the first ones, come from a file of this name: it stands in their messages in place of
+     * "override". */
+    const char *source;
+    int64_t translated;
     /* Called between loading and checking where loading found no fault: may fill fields in, from a tokenizer, say. Its
      * faults are reported with the others. NULL = nothing to fill in. */
     loom_status (*prepare)(void *context, loom_run_config *config);

@@ -19,30 +19,32 @@ enum { PATH_BYTES = 160, HF_CONFIG_BYTES = 1 << 20 };
 
 /* Where a field was given. */
 typedef struct origin {
-    bool given, by_override;
+    bool given;
+    const char *by; /* "override", or the source of translated fields; NULL = the file */
     int line, column;
 } origin;
 
 typedef struct loader {
     loom__config_owner *owner;
     loom__faults faults;
-    origin *origins;        /* one a field */
-    bool *faulty;           /* one a field: it has not the value that was asked for */
-    const char *name;       /* of the file */
-    const loom__yaml *yaml; /* the document being applied */
-    bool by_override;
-    loom_status status; /* of what ends the loading at once: memory */
+    origin *origins;             /* one a field */
+    const loom_plan_check *plan; /* NULL = the run is not planned */
+    bool *faulty;                /* one a field: it has not the value that was asked for */
+    const char *name;            /* of the file */
+    const loom__yaml *yaml;      /* the document being applied */
+    const char *by;              /* as of an origin, of what is being applied */
+    loom_status status;          /* of what ends the loading at once: memory */
 } loader;
 
-static void place_text(const loader *load, bool by_override, int line, int column, char *text, size_t bytes) {
-    if (by_override)
-        snprintf(text, bytes, "override: ");
+static void place_text(const loader *load, const char *by, int line, int column, char *text, size_t bytes) {
+    if (by)
+        snprintf(text, bytes, "%.256s: ", by);
     else
         snprintf(text, bytes, "%.256s:%d:%d: ", load->name, line, column);
 }
 
 static void place_of(const loader *load, const loom__yaml_node *node, char *text, size_t bytes) {
-    place_text(load, load->by_override, node->line, node->column, text, bytes);
+    place_text(load, load->by, node->line, node->column, text, bytes);
 }
 
 /* A copy that is fit for one line of a message. */
@@ -214,8 +216,7 @@ static void apply_field(loader *load, int64_t number, const loom__yaml_node *nod
         *text = own_string(load, *text);
     /* Null means "as the architecture has it", like a field that is not given. */
     bool left_open = field->by_architecture[0] && loom__yaml_is_null(node);
-    load->origins[number] =
-        (origin){.given = !left_open, .by_override = load->by_override, .line = node->line, .column = node->column};
+    load->origins[number] = (origin){.given = !left_open, .by = load->by, .line = node->line, .column = node->column};
 }
 
 static void apply_mapping(loader *load, const char *section, const loom__yaml_node *node);
@@ -300,8 +301,8 @@ static void unknown_section(loader *load, const char *path) {
         start = dot + 1;
     }
     if (loom__field_find(part) >= 0) {
-        loom__faults_add(
-            &load->faults, LOOM_ERR_CONFIG, "override: %s: unknown field; %s is a value, not a section", path, part);
+        loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s: %s: unknown field; %s is a value, not a section",
+            load->by, path, part);
         return;
     }
     snprintf(part, sizeof part, "%.*s", (int)strcspn(start, "."), start);
@@ -376,7 +377,7 @@ static void finish_fields(loader *load) {
             loom__field_set_default(field, defaults_of(config->model.config.architecture), config);
         if (!from->given)
             continue;
-        place_text(load, from->by_override, from->line, from->column, place, sizeof place);
+        place_text(load, from->by, from->line, from->column, place, sizeof place);
         int64_t before = load->faults.count;
         loom__field_check(field, config, place, &load->faults);
         load->faulty[i] = load->faulty[i] || load->faults.count > before;
@@ -459,9 +460,10 @@ static loom_status load_fields(loader *load, const char *text, size_t length, co
     int64_t override_count, bool with_files) {
     if (text)
         LOOM_TRY(apply_file(load, text, length));
-    load->by_override = true;
-    for (int64_t i = 0; i < override_count; i++)
+    for (int64_t i = 0; i < override_count; i++) {
+        load->by = load->plan && i < load->plan->translated ? load->plan->source : "override";
         LOOM_TRY(apply_override(load, overrides[i]));
+    }
     finish_fields(load);
     if (with_files && load->owner->config.model.hf && load->faults.count == 0) {
         loom_status status = read_hf(load);
@@ -495,7 +497,7 @@ static loom_status check_plan(loader *load, const loom_plan_check *check) {
 static loom_status load_config(const char *name, const char *text, size_t length, const char *const *overrides,
     int64_t override_count, bool with_files, const loom_plan_check *check, loom__faults *not_built,
     loom_run_config **config) {
-    loader load = {.name = name};
+    loader load = {.name = name, .plan = check};
     loom__faults_begin(&load.faults);
     load.faults.not_built = not_built;
     load.owner = calloc(1, sizeof *load.owner);
