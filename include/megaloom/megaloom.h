@@ -14,6 +14,7 @@
  *   kernels, team      the mathematics on raw arrays; compute threads
  *   safetensors, huggingface, report  files; a trained model as a directory; progress line and metrics
  *   checkpoint, value  sharded checkpoints as files: what is in them; plain data as Python's pickle has it
+ *   plan               memory, traffic and time of a run before it starts; layouts that fit
  *   profile            where the time goes, operation by operation
  *   names              the nearest of the names there are to one that is not */
 #ifndef MEGALOOM_MEGALOOM_H

@@ -35,6 +35,21 @@ static void check_context(const loom_run_config *config, loom__faults *faults) {
             groups % tp == 0 ? loom__nearest_divisors(groups / tp, cp).text : "");
 }
 
+static void check_hierarchy(const loom_run_config *config, loom__faults *faults) {
+    const int64_t *sizes = config->model.config.parallel.hierarchical_context_parallel_sizes;
+    int64_t cp = config->strategy.context_parallel_size, product = 1;
+    if (sizes[0] == 0)
+        return;
+    for (int level = 0; level < LOOM_LAYOUT_HCP_LEVELS && sizes[level] > 0; level++)
+        if (__builtin_mul_overflow(product, sizes[level], &product))
+            product = INT64_MAX;
+    if (product != cp)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "model.hierarchical_context_parallel_sizes: found a product of %" PRId64
+            ", expected strategy.context_parallel_size, %" PRId64,
+            product, cp);
+}
+
 static void check_experts(const loom_run_config *config, loom__faults *faults) {
     const loom_moe_config *moe = &config->model.config.moe;
     const loom_megatron_strategy_config *strategy = &config->strategy;
@@ -111,6 +126,7 @@ void loom__check_planned(const loom_run_config *config, const bool *faulty, int6
         sound.model.config.architecture = "llama";
     loom__check_run(&sound, world_size > 0 ? world_size : sound.ranks, &found);
     check_context(&sound, &found);
+    check_hierarchy(&sound, &found);
     check_experts(&sound, &found);
     sound.model.config.architecture = architecture;
     check_architecture(&sound, &found);

@@ -30,6 +30,8 @@ static const struct {
     const char *fields[FIELDS];
     const char *message;
 } broken[] = {
+    {{"ranks=8", "strategy.context_parallel_size=8", "model.hierarchical_context_parallel_sizes=[2, 2]"},
+        "model.hierarchical_context_parallel_sizes: found a product of 4, expected strategy.context_parallel_size, 8"},
     {{"ranks=8", "strategy.tensor_model_parallel_size=3"},
         "strategy.tensor_model_parallel_size 3 does not divide num_attention_heads 8: legal tensor sizes are 1, 2, 4\n"
         "strategy.tensor_model_parallel_size 3 does not divide ffn_hidden_size 128: legal tensor sizes are 1, 2, 4\n"
