@@ -7,7 +7,16 @@
 
 enum { COLUMNS = 100, STAGES_SHOWN = 24, LAYOUTS_SHOWN = 12 };
 
-static const double gibi = 1073741824.0;
+/* In which memory is printed. */
+typedef struct memory_unit {
+    const char *name;
+    double bytes;
+} memory_unit;
+
+static memory_unit unit_of(const loom_plan *p) {
+    bool small = p->stages[p->worst].memory.total < 2147483648.0;
+    return small ? (memory_unit){"MiB", 1048576.0} : (memory_unit){"GiB", 1073741824.0};
+}
 
 /* Three digits and a prefix: "1.23 T". */
 static const char *scaled(double value, char text[24]) {
@@ -115,19 +124,19 @@ static void print_heading(const loom_cli_plan_facts *facts) {
 
 /* ---- memory ---- */
 
-static bool same_numbers(const loom_plan_stage *a, const loom_plan_stage *b) {
+static bool same_numbers(const loom_plan_stage *a, const loom_plan_stage *b, double resolution) {
     const double x[] = {a->memory.weights, a->memory.gradients, a->memory.optimizer, a->memory.activations,
         a->memory.buffers, a->memory.logits};
     const double y[] = {b->memory.weights, b->memory.gradients, b->memory.optimizer, b->memory.activations,
         b->memory.buffers, b->memory.logits};
     for (size_t i = 0; i < sizeof x / sizeof *x; i++)
-        if (fabs(x[i] - y[i]) > gibi * 5e-4)
+        if (fabs(x[i] - y[i]) > resolution)
             return false;
     return a->layers == b->layers && a->microbatches == b->microbatches && a->embedding == b->embedding &&
            a->loss == b->loss && a->rank_parameters == b->rank_parameters;
 }
 
-static void print_stage(const loom_plan *p, int64_t first, int64_t last) {
+static void print_stage(const loom_plan *p, int64_t first, int64_t last, double unit_bytes) {
     const loom_plan_stage *s = &p->stages[first];
     const loom_plan_memory *m = &s->memory;
     char range[48], layers[32], held[24];
@@ -138,19 +147,20 @@ static void print_stage(const loom_plan *p, int64_t first, int64_t last) {
     snprintf(layers, sizeof layers, "%s%" PRId64 "%s", s->embedding ? "E+" : "", s->layers, s->loss ? "+L" : "");
     bool worst = p->worst >= first && p->worst <= last;
     printf("%-8s %7s %9s %6" PRId64 " %8.2f %9.2f %9.2f %11.2f %7.2f %6.2f %8.2f%s\n", range, layers,
-        scaled((double)s->rank_parameters, held), s->microbatches, m->weights / gibi, m->gradients / gibi,
-        m->optimizer / gibi, m->activations / gibi, m->buffers / gibi, m->logits / gibi, m->total / gibi,
-        worst ? " <" : "");
+        scaled((double)s->rank_parameters, held), s->microbatches, m->weights / unit_bytes, m->gradients / unit_bytes,
+        m->optimizer / unit_bytes, m->activations / unit_bytes, m->buffers / unit_bytes, m->logits / unit_bytes,
+        m->total / unit_bytes, worst ? " <" : "");
 }
 
 static void print_memory(const loom_plan *p) {
-    printf("\nmemory of a rank, GiB\n");
+    const memory_unit unit = unit_of(p);
+    printf("\nmemory of a rank, %s\n", unit.name);
     printf("%-8s %7s %9s %6s %8s %9s %9s %11s %7s %6s %8s\n", "stage", "layers", "params", "waits", "weights",
         "gradients", "optimizer", "activations", "buffers", "logits", "total");
     int64_t lines = 0, hidden = 0;
     for (int64_t first = 0, last; first < p->stage_count; first = last + 1) {
         last = first;
-        while (last + 1 < p->stage_count && same_numbers(&p->stages[first], &p->stages[last + 1]))
+        while (last + 1 < p->stage_count && same_numbers(&p->stages[first], &p->stages[last + 1], 5e-4 * unit.bytes))
             last++;
         bool shown = lines < STAGES_SHOWN - 1 || last == p->stage_count - 1 || (p->worst >= first && p->worst <= last);
         lines++;
@@ -161,12 +171,13 @@ static void print_memory(const loom_plan *p) {
         if (hidden > 0)
             printf("… %" PRId64 " stages between\n", hidden);
         hidden = 0;
-        print_stage(p, first, last);
+        print_stage(p, first, last, unit.bytes);
     }
-    printf("at most %.2f", p->stages[p->worst].memory.total / gibi);
+    printf("at most %.2f", p->stages[p->worst].memory.total / unit.bytes);
     if (p->memory_limit > 0)
-        printf(" of %.2f (%.0f %%)", p->memory_limit / gibi, 100 * p->stages[p->worst].memory.total / p->memory_limit);
-    printf(" in a step, %.2f while it is set up\n", p->memory_setup / gibi);
+        printf(" of %.2f (%.0f %%)", p->memory_limit / unit.bytes,
+            100 * p->stages[p->worst].memory.total / p->memory_limit);
+    printf(" in a step, %.2f while it is set up\n", p->memory_setup / unit.bytes);
 }
 
 /* ---- traffic and time ---- */
@@ -215,26 +226,26 @@ static void print_time(const loom_cli_plan_facts *facts) {
 
 /* ---- search ---- */
 
-static void print_candidate(const loom_plan_candidate *c) {
+static void print_candidate(const loom_plan_candidate *c, double unit_bytes) {
     static const char *const recomputes[] = {"none", "selective", "full"};
     char tokens[24];
     printf("%3" PRId64 " %4" PRId64 " %3" PRId64 " %3" PRId64 " %5" PRId64 " %5" PRId64 " %7" PRId64
            "  %-9s %7.2f %6.1f %% %7.3g s %8s %3.0f %%\n",
         c->tensor, c->pipeline, c->chunks, c->expert, c->data, c->micro_batch_size, c->microbatches,
-        recomputes[c->recompute], c->memory / gibi, 100 * c->bubble, c->step_seconds,
+        recomputes[c->recompute], c->memory / unit_bytes, 100 * c->bubble, c->step_seconds,
         scaled(c->tokens_per_second, tokens), 100 * c->utilization);
 }
 
-static void print_search(const loom_plan_search *s) {
+static void print_search(const loom_plan_search *s, memory_unit unit) {
     printf("\n%" PRId64 " of %" PRId64 " layouts fit%s\n", s->count, s->tried,
         s->count > LAYOUTS_SHOWN ? "; the fastest:"
         : s->count > 0           ? ":"
                                  : "");
     if (s->count > 0)
         printf("%3s %4s %3s %3s %5s %5s %7s  %-9s %7s %8s %9s %8s %5s\n", "tp", "pp", "vp", "ep", "dp", "micro",
-            "batches", "recompute", "GiB", "bubble", "step", "tokens/s", "peak");
+            "batches", "recompute", unit.name, "bubble", "step", "tokens/s", "peak");
     for (int64_t i = 0; i < s->count && i < LAYOUTS_SHOWN; i++)
-        print_candidate(&s->candidates[i]);
+        print_candidate(&s->candidates[i], unit.bytes);
     if (s->fall_count > 0)
         printf("\nwhy the others fall\n");
     for (int64_t i = 0; i < s->fall_count; i++)
@@ -251,5 +262,5 @@ void loom_cli_plan_text(const loom_cli_plan_facts *facts) {
     print_not_built(facts->not_built);
     print_lines("left out", facts->left_out);
     if (facts->search)
-        print_search(facts->search);
+        print_search(facts->search, unit_of(facts->plan));
 }
