@@ -42,7 +42,7 @@ endef
 .NOTPARALLEL:
 
 .PHONY: all test test-long check check-format check-arrows check-code sanitize sanitize-threads fuzz demo demo-long \
-        install uninstall bench bench-torch format clean help install-build install-check
+        install uninstall bench bench-loader bench-torch format clean help install-build install-check
 
 all: install-build ## build into build/; the command is build/megaloom
 	@$(call configure,$(BUILD),$(CMAKE_OPTIONS))
@@ -81,7 +81,7 @@ sanitize-threads: install-build ## the tests that start thread ranks under Threa
 	    -R '^(unit\.(base|comm|runtime|tensor|parallel|pipeline)_|unit\.data_preprocess$$|parallel\.|golden\.hf$$|example)' $(TESTS)
 
 fuzz: install-check install-build ## each reader of files for a minute of random input (FUZZ_SECONDS)
-	@$(call configure,build-fuzz,-DCMAKE_C_COMPILER=clang -DMEGALOOM_FUZZ=ON -DMEGALOOM_WERROR=ON -DMEGALOOM_SANITIZE=address$(,)undefined)
+	@$(call configure,build-fuzz,-DCMAKE_C_COMPILER=clang -DMEGALOOM_FUZZ=ON -DMEGALOOM_SENTENCEPIECE=OFF -DMEGALOOM_WERROR=ON -DMEGALOOM_SANITIZE=address$(,)undefined)
 	@cmake --build build-fuzz --parallel $(JOBS) --target $(FUZZ)
 	@LSAN_OPTIONS=suppressions=$(LEAK_LIST):print_suppressions=0 tools/run-fuzzers build-fuzz $(FUZZ_SECONDS)
 
@@ -100,6 +100,10 @@ uninstall: ## remove what install put below PREFIX
 bench: all ## the speed of training, as a table and BUILD/bench-train.json (ROUNDS=3, MODELS="small gpt2")
 	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_train
 	@bench/run-train $(BUILD)
+
+bench-loader: all ## the speed of the loader beside what training takes from it (ROUNDS=5, MTOKENS=100)
+	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_data
+	@bench/run-loader $(BUILD)
 
 bench-torch: all ## the same beside PyTorch from VENV=path/to/venv
 	@test -x "$(VENV)/bin/python" || { echo "bench-torch: give VENV=path, a Python environment with torch" >&2; exit 2; }

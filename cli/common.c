@@ -125,12 +125,14 @@ loom_status loom_cli_open_tokenizer(loom_run_config *config, loom_tokenizer **to
     loom_tokenizer *opened;
     if (strcmp(config->data.kind, "gpt") != 0 && strcmp(config->data.kind, "finetune") != 0)
         return LOOM_OK;
-    loom_status status = loom_tokenizer_open(config->data.tokenizer, &opened);
+    const char *name = config->data.tokenizer;
+    loom_status status = loom_tokenizer_open(name ? name : "byte", &opened);
     if (status)
         return loom_fail_context(status, "data.tokenizer: ");
     if (*vocab_size == 0 && !config->model.hf)
         *vocab_size = opened->vocab_size;
-    if (*vocab_size < opened->vocab_size && strcmp(config->data.tokenizer, "byte") != 0) {
+    /* Where none is given, the ids of an indexed dataset may be anybody's. */
+    if (*vocab_size < opened->vocab_size && (name || strcmp(config->data.kind, "gpt") != 0)) {
         status = loom_fail(LOOM_ERR_CONFIG,
             "data.tokenizer: %s has %lld tokens, model.vocab_size is %lld, expected at least as many", opened->name,
             (long long)opened->vocab_size, (long long)*vocab_size);

@@ -22,7 +22,7 @@ static const struct argp_option preprocess_options[] = {
     {"suffix", 's', "SUFFIX", 0, "Of a directory take only the files that end so, such as .pod", 0},
     {"tokenizer", 't', "NAME", 0,
         "byte (the default): bytes are tokens, 256 ends a document; or the path of a tokenizer.json, vocab.json or "
-        "tokenizer.model, or of its directory",
+        "tokenizer.model (tiktoken's, or SentencePiece's), or of its directory",
         0},
     {"append-eod", 'e', 0, 0, "Put the tokenizer's end of document behind each document", 0},
     LOOM_CLI_TEXT_OPTIONS,

@@ -106,6 +106,28 @@ static loom_status validate(training *t, int64_t step, double *loss) {
     return LOOM_OK;
 }
 
+/* The mean over all test data, once. */
+static loom_status test(training *t) {
+    double sum = 0, tokens = 0;
+    loom_status status = LOOM_OK;
+    loom_batches *batches;
+    LOOM_TRY(loom_cli_test_batches(t->fabric, t->config, &t->data, &batches));
+    for (loom_step_result result; !status;) {
+        status = loom_parallel_step(t->parallel, LOOM_TEST, batches, NULL, NULL, NULL, &result);
+        sum += status ? 0 : result.loss * result.tokens;
+        tokens += status ? 0 : result.tokens;
+    }
+    loom_batches_destroy(batches);
+    if (status != LOOM_END)
+        return status;
+    if (tokens == 0)
+        return loom_fail(LOOM_ERR_CONFIG, "none of the test data counts: there is no test loss");
+    if (t->progress)
+        loom_progress_note(
+            t->progress, "test loss %.4f over %.0f tokens after step %lld", sum / tokens, tokens, (long long)t->done);
+    return t->metrics ? loom_metrics_write_test(t->metrics, t->done, sum / tokens, tokens) : LOOM_OK;
+}
+
 /* ---- what is kept ---- */
 
 static loom_hf_save_options save_options(const training *t) {
@@ -116,7 +138,7 @@ static loom_hf_save_options save_options(const training *t) {
     options.dtype = loom_parallel_dtype(t->parallel);
     /* A vocabulary that has no room for the end of a text is not of bytes alone. */
     if (!config->model.hf && t->tokenizer && t->tokenizer->vocab_size <= config->model.config.vocab_size)
-        options.tokenizer = config->data.tokenizer;
+        options.tokenizer = config->data.tokenizer ? config->data.tokenizer : "byte";
     return options;
 }
 
@@ -160,12 +182,24 @@ static loom_status go_on(training *t) {
     return LOOM_OK;
 }
 
+/* A run that cannot save ends: what it would do from here on could be lost. */
+static loom_status no_checkpoint(const training *t, loom_status why) {
+    if (t->saved < 0)
+        return loom_fail_context(
+            why, "no checkpoint after step %lld, and none before it: the run ends: ", (long long)t->done);
+    return loom_fail_context(why,
+        "no checkpoint after step %lld: the run ends, and the last one is after step %lld: ", (long long)t->done,
+        (long long)t->saved);
+}
+
 static loom_status save(training *t) {
     if (t->saved == t->done)
         return LOOM_OK;
     loom_cli_saved saved = saved_of(t);
     double start = now();
-    LOOM_TRY(loom_cli_save(&saved, t->checkpoints, t->config->checkpoint.keep_last));
+    loom_status status = loom_cli_save(&saved, t->checkpoints, t->config->checkpoint.keep_last);
+    if (status)
+        return no_checkpoint(t, status);
     t->saved = t->done;
     if (t->progress)
         loom_progress_note(
@@ -342,6 +376,8 @@ static loom_status train(loom_rank *rank, void *argument) {
     double seconds = now() - start;
     if (!status)
         status = keep(&t);
+    if (!status && t.config->validation.test && !t.stopped)
+        status = test(&t);
     if (!status && t.progress && t.stopped)
         loom_progress_note(t.progress, "stopped by SIGTERM after step %lld of %lld; the same command goes on",
             (long long)t.done, (long long)t.config->steps);
@@ -401,7 +437,8 @@ int loom_cli_train(int argc, char **argv) {
         "starts from; with profile=true also OUTPUT/profile.json and a table of where the time went, with trace=true "
         "OUTPUT/trace.json (for Perfetto) and OUTPUT/timeline.svg of what the pipeline's stages did.\n\n"
         "checkpoint.every=N saves each N steps to OUTPUT/checkpoints; SIGUSR1 saves after the step, SIGTERM (without a "
-        "launcher) saves and stops. Where OUTPUT/checkpoints holds a checkpoint, the run goes on from it, at any "
+        "launcher) saves and stops. A save that fails ends the run, and leaves the checkpoint before it as it was. "
+        "Where OUTPUT/checkpoints holds a checkpoint, the run goes on from it, at any "
         "layout, and at the same one with the same numbers as if it had not stopped.",
         NULL, NULL, NULL};
     train_arguments given = {0};

@@ -5,7 +5,7 @@
 #include <megaloom/megaloom.h>
 
 typedef struct loom_cli_train_data {
-    loom_dataset train, valid; /* valid is cleared where nothing validates */
+    loom_dataset train, valid, test; /* the others are cleared where nothing validates or tests */
     loom_data_step_config sizes;
 } loom_cli_train_data;
 
@@ -20,5 +20,10 @@ void loom_cli_train_data_close(loom_cli_train_data *data);
  * Collective over the world. */
 loom_status loom_cli_train_batches(loom_fabric *fabric, const loom_run_config *config, const loom_cli_train_data *data,
     int64_t consumed_samples, loom_batches **train, loom_batches **valid);
+
+/* The iterator of one pass over the test data, which there are; the last batch is filled up with rows that do not
+ * count. Collective over the world. */
+loom_status loom_cli_test_batches(
+    loom_fabric *fabric, const loom_run_config *config, const loom_cli_train_data *data, loom_batches **test);
 
 #endif

@@ -5,10 +5,10 @@
 # user. static_flags says the same to pkg-config. These are flags, not Requires.private: that would demand the development
 # packages of all these libraries for every compilation, and, to link with the archive, also the libraries that an archive
 # of each of them would need.
-get_property(kernel_targets GLOBAL PROPERTY loom_kernel_targets)
+get_property(object_targets GLOBAL PROPERTY loom_object_targets)
 set(objects "")
 set(static_libraries "")
-foreach(target IN LISTS rooms kernel_targets)
+foreach(target IN LISTS rooms object_targets)
   if(TARGET room_${target})
     set(target room_${target})
   endif()
@@ -74,7 +74,8 @@ set_target_properties(megaloom_static PROPERTIES EXPORT_NAME static)
 # Until 1.0 the number of the binary interface stays 0 and promises nothing across minor versions (CHANGELOG.md).
 set_target_properties(megaloom_shared PROPERTIES EXPORT_NAME megaloom VERSION ${PROJECT_VERSION}
   SOVERSION ${PROJECT_VERSION_MAJOR} INSTALL_RPATH_USE_LINK_PATH ON)
-target_link_options(megaloom_shared PRIVATE -Wl,--exclude-libs,ALL)
+target_link_options(megaloom_shared PRIVATE -Wl,--exclude-libs,ALL -Wl,--version-script=${CMAKE_SOURCE_DIR}/cmake/symbols.map)
+set_target_properties(megaloom_shared PROPERTIES LINK_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/symbols.map)
 # Sanitizers leave symbols open that the program brings.
 if(NOT MEGALOOM_SANITIZE AND NOT MEGALOOM_FUZZ)
   target_link_options(megaloom_shared PRIVATE -Wl,--no-undefined)

@@ -227,9 +227,11 @@ typedef struct loom_data_config {
     int64_t train_path_count;
     const loom_data_path *valid_path; /* the same for validation */
     int64_t valid_path_count;
-    const char *split;         /* shares of training, validation and test documents, "98,1,1" */
-    const char *tokenizer;     /* what loom_tokenizer_open takes; loading the run file does not open it: where it is not
-                                  "byte", and model.vocab_size is 0, the caller sets that one from it */
+    const loom_data_path *test_path; /* the same for the test at the end */
+    int64_t test_path_count;
+    const char *split;     /* shares of training, validation and test documents, "98,1,1" */
+    const char *tokenizer; /* what loom_tokenizer_open takes, NULL: byte; loading the run file does not open it: where
+                              it is another, and model.vocab_size is 0, the caller sets that one from it */
     int64_t micro_batch_size;  /* samples a rank takes at once */
     int64_t global_batch_size; /* samples of a step over all ranks; 0 = micro_batch_size * data-parallel size, for kind
                                   "fixed" the batch of the file */
@@ -249,6 +251,7 @@ typedef struct loom_data_config {
 typedef struct loom_validation_config {
     int64_t every;   /* steps; 0 = never */
     int64_t batches; /* global batches a time */
+    bool test;       /* the loss of the test data, all of them, when training has ended */
 } loom_validation_config;
 
 typedef struct loom_checkpoint_config {

@@ -63,14 +63,17 @@ LOOM_API loom_status loom_tokenizer_find(const char *name, const loom_tokenizer 
 /* Opens "byte", or a tokenizer by the path of its file or directory: a Hugging Face tokenizer.json, of byte-level BPE
  * (GPT-2, Llama 3, Qwen) or SentencePiece's BPE (Llama 2, Mistral, Gemma); GPT-2's vocab.json with merges.txt beside it
  * (also encoder.json with vocab.bpe); tiktoken's ranks in a tokenizer.model, with Llama 3's pattern and, where there
- * are 128000 of them, its special tokens. SentencePiece's tokenizer.model is LOOM_ERR_UNSUPPORTED. Ids are those of the
- * `tokenizers` package with special tokens, so that a template's begin of text is put first. What the package would do
- * otherwise is refused when it is opened (LOOM_ERR_UNSUPPORTED, with the place in the file). A byte-level tokenizer
- * gives decoded bytes as they are, also those that are no UTF-8; a run of SentencePiece's byte tokens that is none
- * becomes a U+FFFD for each. eod and bos are the eos_token and bos_token of tokenizer_config.json or
- * special_tokens_map.json beside the file, else a token of a known name. What a letter is in a pattern is said by
- * PCRE2's Unicode (14 with Debian 12's), so that text with letters of a later one may be cut otherwise than by the
- * package. */
+ * are 128000 of them, its special tokens. SentencePiece's own model, by its library, in a tokenizer.model or any file
+ * whose name ends in .model (LOOM_ERR_UNSUPPORTED, with what to install, where megaloom was built without that library;
+ * the file is trusted as the library trusts it). Ids of a SentencePiece model are those of that library's Encode, which
+ * puts nothing around a text, and eod and bos the model's own; what is unknown decodes to the model's text for it. Ids
+ * of all others are those of the `tokenizers` package with special tokens, so that a template's begin of text is put
+ * first. What the package would do otherwise is refused when it is opened (LOOM_ERR_UNSUPPORTED, with the place in the
+ * file). A byte-level tokenizer gives decoded bytes as they are, also those that are no UTF-8; a run of SentencePiece's
+ * byte tokens that is none becomes a U+FFFD for each. eod and bos are the eos_token and bos_token of
+ * tokenizer_config.json or special_tokens_map.json beside the file, else a token of a known name. What a letter is in a
+ * pattern is said by PCRE2's Unicode (14 with Debian 12's), so that text with letters of a later one may be cut
+ * otherwise than by the package. */
 LOOM_API loom_status loom_tokenizer_open(const char *name, loom_tokenizer **tokenizer);
 /* Only for what loom_tokenizer_open made; NULL is accepted. */
 LOOM_API void loom_tokenizer_destroy(loom_tokenizer *tokenizer);
@@ -209,7 +212,8 @@ typedef struct loom_data_preprocess_result {
 
 /* Each document becomes one sequence: its tokens and, with append_eod, the end of document. An empty text in JSON lines
  * becomes a document of its end alone, or of no sequence. The same input gives the same bytes, for any number of
- * workers. Memory is bounded by some blocks of text for each worker and the longest document.
+ * workers. Memory is bounded by some blocks of text for each worker and the longest document; a line of JSON has at
+ * most 64 MiB, a longer one is wrong.
  *
  * A run that was stopped (killed, out of disk) leaves temporary files and PREFIX.preprocess, which says how far it was;
  * the same call goes on there, and gives the bytes of a run that was never stopped. Where configuration or input files

@@ -16,6 +16,9 @@ extern "C" {
 typedef struct loom_module_environment {
     loom_rank *rank;
     loom_comm *tensor_group; /* the tensor-parallel group; of one member without tensor parallelism */
+    /* Of experts: who has which of them, and who shares one; each of one member where nothing is cut. A parameter that
+     * is expert_parallel is the same on the members of the expert-data-parallel group. */
+    loom_comm *expert_group, *expert_tensor_group;
     bool sequence_parallel;
     uint64_t seed;               /* of initial weights and dropout */
     bool perform_initialization; /* false: parameters stay zero until somebody loads them */
@@ -42,8 +45,8 @@ typedef struct loom_module {
     /* Makes this rank's parameters (shapes were known before). Collective over the tensor group. May be called once. */
     loom_status (*materialize)(void *context, const loom_module_environment *environment);
     /* The parameters of this rank in model order (loom_parameter.chunk says whose), borrowed; after materialize. Over
-     * the tensor group each must be owned by somebody (loom_parameter.owned), or it would not count in the norm: then
-     * setup_module refuses it. */
+     * the tensor group, of expert parameters the expert tensor group, each must be owned by somebody
+     * (loom_parameter.owned), or it would not count in the norm: then setup_module refuses it. */
     loom_status (*parameters)(void *context, loom_parameter *const **parameters, int64_t *count);
     /* The chunk with the loss gives token losses [s, b] (not masked, not averaged), others activations. */
     loom_status (*forward)(void *context, loom_tape *tape, const loom_forward *forward, loom_tensor **output);

@@ -37,6 +37,9 @@ typedef struct loom_metrics loom_metrics;
 LOOM_API loom_status loom_metrics_open(const char *path, loom_metrics **metrics);
 /* Writes the line and flushes it, so that it can be followed. NaN is left out, an infinity is written as null. */
 LOOM_API loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *report);
+/* The line of a test after step `step`: "step", "test_loss" (written as a loss above) and "test_tokens", those that the
+ * loss is the mean of. */
+LOOM_API loom_status loom_metrics_write_test(loom_metrics *metrics, int64_t step, double loss, double tokens);
 LOOM_API void loom_metrics_close(loom_metrics *metrics); /* NULL is accepted */
 
 /* The progress line: rewritten in place on a terminal, else one line every `every` steps. */

@@ -248,7 +248,8 @@ typedef struct loom_dataloader {
 } loom_dataloader;
 
 /* What the user iterates over: microbatches of one loader, or of several in "max_size_cycle" mode (it ends with the
- * longest, shorter ones begin again; microbatches are taken from them in turn). */
+ * longest, shorter ones begin again; microbatches are taken from them in turn). A ramp-up of several, which must be the
+ * same for all, counts the samples of all together; it needs samplers that know microbatches (single, cyclic). */
 LOOM_API loom_status loom_fabric_setup_dataloader(
     loom_fabric *fabric, const loom_dataloader *loader, loom_batches **batches);
 LOOM_API loom_status loom_fabric_setup_dataloaders(
@@ -273,6 +274,12 @@ typedef struct loom_batches_state {
     int64_t num_microbatches;             /* the same, of the step that the next microbatch begins */
 } loom_batches_state;
 LOOM_API loom_batches_state loom_batches_get_state(const loom_batches *batches);
+struct loom_data_loader_config;
+/* How loader number loader_index was cut for this data-parallel rank: sampler, sizes, rank, consumed samples at the
+ * start, seed, ramp-up (of several loaders their common one). LOOM_ERR_ARGUMENT: there is no such loader;
+ * LOOM_ERR_STATE: it is one's own, taken as it is. */
+LOOM_API loom_status loom_batches_data_config(
+    const loom_batches *batches, int64_t loader_index, struct loom_data_loader_config *config);
 /* Begins anew: fetched 0, not done, from the loader's first sample. */
 LOOM_API loom_status loom_batches_reset(loom_batches *batches);
 
@@ -324,7 +331,8 @@ LOOM_API loom_status loom_parallel_step(loom_parallel *parallel, loom_step_mode 
 LOOM_API loom_status loom_parallel_state_key(const loom_parallel *parallel, int64_t chunk, char *key, size_t bytes);
 
 /* From now on each rank records its computations (forwards, backwards and their halves) and its waits for other stages,
- * in memory for `capacity` events; what comes when that is full is counted. A trace that was begun before is dropped.
+ * in memory for `capacity` events, and in as much again the reductions of its buckets, the gathers of parameters and
+ * the steps of its optimizer; what comes when that is full is counted. A trace that was begun before is dropped.
  * Collective over the world. */
 LOOM_API loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity);
 /* Ends it. Rank 0 writes DIRECTORY/trace.json (all that every rank recorded, a row for each of the first 64, for

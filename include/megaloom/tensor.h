@@ -84,6 +84,9 @@ typedef struct loom_parameter {
     int64_t chunk;            /* of this rank's chunks of the model; 0 without interleaving */
     bool shared_ends;         /* a copy on the first and on the last stage (tied word embeddings): the two gradients are
                                  added, and only the first stage's owns elements */
+    /* One of an expert's weights (allreduce false in Megatron-Core): its gradient is reduced over the
+     * expert-data-parallel group alone, and in a norm it is counted over the expert-model-parallel group. */
+    bool expert_parallel;
     int64_t owned; /* leading local elements that this rank counts in a norm, so that over the tensor group each
                       canonical element is counted once: all of a shard, all or none of a replica */
     /* Set while other ranks have newer values than data; see loom_parameter_ready. */

@@ -10,6 +10,21 @@
 extern "C" {
 #endif
 
+/* What a row does beside its computations. */
+typedef enum loom_span_kind {
+    LOOM_SPAN_GRADIENT_REDUCTION, /* of a bucket, from when it is handed to the communication until it is complete */
+    LOOM_SPAN_PARAMETER_GATHER,   /* the same of the bucket's parameters, under a distributed optimizer */
+    LOOM_SPAN_OPTIMIZER_STEP
+} loom_span_kind;
+
+typedef struct loom_timeline_span {
+    int64_t row; /* 0 to stages - 1 */
+    loom_span_kind kind;
+    int64_t bucket; /* of the row's gradient buffer; -1 for the optimizer's step */
+    int64_t bytes;  /* of the bucket */
+    double start, end;
+} loom_timeline_span;
+
 typedef struct loom_timeline {
     const char *title;                 /* one line, UTF-8; NULL = none */
     const char *unit;                  /* what one of the events' time is, for the axis ("ms"); NULL = none */
@@ -17,7 +32,9 @@ typedef struct loom_timeline {
     int64_t chunks;                    /* of a stage; 0 and 1: colours tell no chunks */
     const loom_schedule_event *events; /* in any order; borrowed */
     int64_t event_count;
-    const char *const *rows; /* [stages] names of the rows in a trace; NULL: "stage 0", "stage 1", … */
+    const char *const *rows;         /* [stages] names of the rows in a trace; NULL: "stage 0", "stage 1", … */
+    const loom_timeline_span *spans; /* in any order, may overlap; borrowed. In a trace only */
+    int64_t span_count;
 } loom_timeline;
 
 /* Share of the time from the first begin to the last end in which stages do not compute; 0 without computations. */
@@ -28,8 +45,10 @@ LOOM_API double loom_timeline_bubble(const loom_timeline *timeline);
  * kinds of events are not drawn. LOOM_ERR_ARGUMENT: an event lies outside the stages and chunks, or ends before it
  * begins; LOOM_ERR_IO: the file. */
 LOOM_API loom_status loom_timeline_write_svg(FILE *out, const loom_timeline *timeline);
-/* All events in the JSON that chrome://tracing and Perfetto read, a thread for each row. `seconds` is one unit of the
- * events' time. Errors as above. */
+/* All events and spans in the JSON that chrome://tracing and Perfetto read: a thread for each row, with the optimizer's
+ * steps, and beside it a process "<row>: communication" for reductions and gathers, which overlap each other. `seconds`
+ * is one unit of the events' time. Errors as above, also for a span that lies outside the rows, or ends before it
+ * begins. */
 LOOM_API loom_status loom_timeline_write_trace(FILE *out, const loom_timeline *timeline, double seconds);
 
 #ifdef __cplusplus

@@ -32,7 +32,7 @@ typedef struct loom__stored_state {
 /* What of a checkpoint belongs to which parameter of a model. */
 typedef struct loom__reshard_source loom__reshard_source;
 
-/* Sorts the tensors of a checkpoint to the parameters of `spec`. Keys may begin with "module." and may have layers as
+/* Sorts the tensors of a checkpoint to the parameters of `spec`. Keys may begin with "module."s and may have layers as
  * first axis or in their names; the optimizer may have any form. Only names of `moments` (moments, moment, of
  * loom__sharded_options) count as moments. Vocabularies may be padded otherwise. The spec and the stored state are
  * borrowed for the life of the source. Errors: LOOM_ERR_FORMAT for chunks outside their tensor or over each other, for

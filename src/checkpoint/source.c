@@ -293,8 +293,9 @@ static loom_status sort_tensor(sorter *s, int64_t number) {
     const char *key = tensor->key, *state = skip(key, "optimizer.state.");
     if (state)
         array = find_array(s, state, '.', &key);
-    const char *inner = array >= 0 ? skip(key, "module.") : NULL;
-    const name *named = array >= 0 ? find_name(s, inner ? inner : key) : NULL;
+    for (const char *inner; array >= 0 && (inner = skip(key, "module."));)
+        key = inner;
+    const name *named = array >= 0 ? find_name(s, key) : NULL;
     if (!named) {
         source->unexpected[source->unexpected_count++] = number;
         return LOOM_OK;

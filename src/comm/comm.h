@@ -53,7 +53,8 @@ struct loom_request {
     uint64_t sequence, bytes;
     bool done;
     int stage;
-    int looks; /* how often a wait found the other side of a message gone */
+    int looks;       /* how often a wait found the other side of a message gone */
+    uint64_t *ended; /* where loom__clock goes when it is done, or NULL */
     void *state;
     int64_t *receive_counts; /* [size], all_to_all only */
     int64_t counts[];        /* [size] for the forms with a count a member, then [size] receive counts */
@@ -151,6 +152,9 @@ loom_status loom__endpoint_status(const loom__endpoint *endpoint);
 extern const loom__backend loom__self_backend;
 loom__page *loom__endpoint_page(const loom__endpoint *endpoint, int global_rank); /* NULL on another machine */
 void loom__request_done(loom_request *request);
+/* The clock at which the request is done goes to *ended, at once where it is done already; until loom_wait for it
+ * returns. */
+void loom__request_time(loom_request *request, uint64_t *ended);
 /* True when an earlier message of the same group, direction, peer and tag has not reached `stage`: the later one may
  * not overtake it. */
 bool loom__request_must_follow(const loom_request *request, int stage);

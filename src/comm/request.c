@@ -60,8 +60,16 @@ void loom__request_describe(const loom_request *request, char *text, size_t byte
 void loom__request_done(loom_request *request) {
     loom_comm *comm = request->comm;
     request->done = true;
+    if (request->ended)
+        *request->ended = loom__clock();
     loom__page_finish(
         comm->endpoint->page, comm->key, comm->name, request->operation, request->sequence, request->bytes);
+}
+
+void loom__request_time(loom_request *request, uint64_t *ended) {
+    request->ended = ended;
+    if (request->done)
+        *ended = loom__clock();
 }
 
 bool loom__request_must_follow(const loom_request *request, int stage) {

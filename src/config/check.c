@@ -275,6 +275,11 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
             config->data.tokenizer && strcmp(config->data.tokenizer, "byte") != 0
                 ? "at least as many as data.tokenizer has tokens"
                 : "an integer >= 1");
+    if (strategy->expert_model_parallel_size > 1 && model.moe.num_moe_experts == 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.expert_model_parallel_size: found %" PRId64
+            ", expected 1 for a model without experts (model.num_moe_experts)",
+            strategy->expert_model_parallel_size);
     int64_t tp = strategy->tensor_model_parallel_size;
     if (faults->count == before)
         loom__check_add_part(faults, loom__model_config_complete(&model, tp, strategy->sequence_parallel && tp > 1));
@@ -370,10 +375,12 @@ static void check_paths(const loom_run_config *config, loom__faults *faults) {
         check_one_file("data.path", data->path_count, faults);
         check_one_file("data.train_path", data->train_path_count, faults);
         check_one_file("data.valid_path", data->valid_path_count, faults);
+        check_one_file("data.test_path", data->test_path_count, faults);
     }
     if (finetune &&
         (is_weighted(data->path, data->path_count) || is_weighted(data->train_path, data->train_path_count) ||
-            is_weighted(data->valid_path, data->valid_path_count)))
+            is_weighted(data->valid_path, data->valid_path_count) ||
+            is_weighted(data->test_path, data->test_path_count)))
         loom__faults_add(faults, LOOM_ERR_CONFIG, "data.path: data.kind finetune takes files without weights");
     /* What is not in files of its own is a share of the common ones; files that are read whole have none. */
     bool read_whole = fixed || finetune;
@@ -381,6 +388,10 @@ static void check_paths(const loom_run_config *config, loom__faults *faults) {
         missing(faults, "data.valid_path",
             read_whole ? "a file to validate with, since validation.every is set"
                        : "a prefix to validate with, since data.path is not given");
+    if (config->validation.test && data->test_path_count == 0 && (read_whole || data->path_count == 0))
+        missing(faults, "data.test_path",
+            read_whole ? "a file to test with, since validation.test is set"
+                       : "a prefix to test with, since data.path is not given");
 }
 
 static void check_split(const loom_run_config *config, loom__faults *faults) {
@@ -397,6 +408,10 @@ static void check_split(const loom_run_config *config, loom__faults *faults) {
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "data.split: found \"%s\", expected a second share above 0 since validation.every is set, or "
             "data.valid_path, or validation.every=0",
+            data->split);
+    if (config->validation.test && data->test_path_count == 0 && shares[LOOM_SPLIT_TEST][0] < 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "data.split: found \"%s\", expected a third share above 0 since validation.test is set, or data.test_path",
             data->split);
 }
 

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* ---- setting */
 
@@ -150,7 +151,8 @@ static bool is_plain_string(const char *text) {
     const loom__yaml_node node = {.kind = LOOM__YAML_SCALAR, .plain = true, .text = text};
     bool yes;
     return (strchr(letters, *text) || *text == '/') && *text && !text[strspn(text, inner)] &&
-           !loom__yaml_is_null(&node) && !loom__yaml_is_bool(&node, &yes);
+           !loom__yaml_is_null(&node) && !loom__yaml_is_bool(&node, &yes) && strcasecmp(text, "nan") != 0 &&
+           strcasecmp(text, "inf") != 0;
 }
 
 /* Writes the letter at `text` as an escape where YAML does not take it raw, or takes it for a line break or a byte

@@ -12,6 +12,7 @@
 #include <megaloom/data.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -142,20 +143,38 @@ static const char *own_string(loader *load, const char *text) {
     return copy;
 }
 
-/* Weights stand before prefixes where any entry in a weight's place is a number. */
-static bool has_weights(const loader *load, const loom__yaml_node *list) {
+/* A bare number, or what a division of zeros printed in its place. */
+static bool is_meant_as_weight(const loom__yaml_node *node) {
     double weight;
-    for (int64_t i = 0; list->count % 2 == 0 && i < list->count; i += 2)
-        if (loom__yaml_is_real(loom__yaml_at(load->yaml, list->items[i]), &weight))
+    if (node->kind != LOOM__YAML_SCALAR || !node->plain)
+        return false;
+    const char *word = node->text + (*node->text == '-' || *node->text == '+');
+    word += *word == '.';
+    return loom__yaml_is_real(node, &weight) || strcasecmp(word, "nan") == 0 || strcasecmp(word, "inf") == 0;
+}
+
+/* Weights stand before prefixes where any entry is one: a prefix that looks like a number is put in quotes. */
+static bool has_weights(const loader *load, const loom__yaml_node *list) {
+    for (int64_t i = 0; i < list->count; i++)
+        if (is_meant_as_weight(loom__yaml_at(load->yaml, list->items[i])))
             return true;
     return false;
 }
 
-static bool read_path(loader *load, const loom__yaml_node *prefix, loom_data_path *path) {
-    if (prefix->kind != LOOM__YAML_SCALAR || !*prefix->text)
-        return false;
-    path->prefix = own_string(load, prefix->text);
-    return true;
+/* False, with a fault, where entry number `entry` (from 1) of a list is no prefix. */
+static bool read_path(
+    loader *load, const loom__field *field, const loom__yaml_node *prefix, int64_t entry, loom_data_path *path) {
+    bool yes, other = is_meant_as_weight(prefix) || loom__yaml_is_null(prefix) || loom__yaml_is_bool(prefix, &yes);
+    if (prefix->kind == LOOM__YAML_SCALAR && *prefix->text && !other) {
+        path->prefix = own_string(load, prefix->text);
+        return true;
+    }
+    char place[320], found[96];
+    place_of(load, prefix, place, sizeof place);
+    describe(prefix, found, sizeof found);
+    loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s%s: entry %lld: found %s, expected a prefix%s", place,
+        field->path, (long long)entry, found, other ? " (in quotes where it looks like something else)" : "");
+    return false;
 }
 
 /* False where a weight is none, which is a fault already; the nodes of the others are prefixes. */
@@ -175,9 +194,18 @@ static bool apply_paths(loader *load, const loom__field *field, const loom__yaml
     if (loom__yaml_is_null(node))
         return loom__field_set(field, load->yaml, node, &load->owner->config);
     bool single = node->kind == LOOM__YAML_SCALAR;
-    if (node->kind == LOOM__YAML_MAPPING || (!single && node->count == 0))
+    if (node->kind == LOOM__YAML_MAPPING || (single ? !*node->text : node->count == 0))
         return false;
     bool weighted = !single && has_weights(load, node);
+    if (weighted && node->count % 2 != 0) {
+        char place[320];
+        place_of(load, node, place, sizeof place);
+        loom__faults_add(&load->faults, LOOM_ERR_CONFIG,
+            "%s%s: found %lld entries and numbers among them, expected a weight before each prefix, or prefixes alone "
+            "(in quotes where they look like numbers)",
+            place, field->path, (long long)node->count);
+        return true;
+    }
     int64_t count = single ? 1 : weighted ? node->count / 2 : node->count;
     loom_data_path *paths = loom__config_owner_keep(load->owner, calloc((size_t)count, sizeof *paths));
     if (!paths) {
@@ -188,11 +216,14 @@ static bool apply_paths(loader *load, const loom__field *field, const loom__yaml
     for (int64_t i = 0; i < count; i++) {
         const loom__yaml_node *weight = weighted ? loom__yaml_at(load->yaml, node->items[2 * i]) : NULL;
         int64_t place = weighted ? 2 * i + 1 : i;
-        const loom__yaml_node *prefix = single ? node : loom__yaml_at(load->yaml, node->items[place]);
         paths[i].weight = count == 1 ? 1 : 0;
+        if (single) {
+            paths[i].prefix = own_string(load, node->text);
+            break;
+        }
+        const loom__yaml_node *prefix = loom__yaml_at(load->yaml, node->items[place]);
         sound = (!weight || read_weight(load, field, weight, prefix, &paths[i].weight)) && sound;
-        if (!read_path(load, prefix, &paths[i]))
-            return false;
+        sound = read_path(load, field, prefix, place + 1, &paths[i]) && sound;
     }
     if (!sound)
         return true;
@@ -387,7 +418,7 @@ static void finish_fields(loader *load) {
                 place, field->path);
     }
     if (config->model.config.architecture && !config->model.hf && config->model.config.vocab_size == 0 &&
-        config->data.tokenizer && strcmp(config->data.tokenizer, "byte") == 0)
+        (!config->data.tokenizer || strcmp(config->data.tokenizer, "byte") == 0))
         config->model.config.vocab_size = LOOM_BYTE_VOCABULARY;
 }
 

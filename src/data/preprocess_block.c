@@ -154,9 +154,10 @@ static loom_status encode_document(const loom__preprocess *job, loom__encoded_bl
         before[k] = block->elements[k].bytes;
     const char *text = block->text.text + document->offset;
     loom_text_format format = loom__text_format_of(job->config.format, job->files.files[document->file].path);
-    loom_status status = format == LOOM_TEXT_JSON
-                             ? encode_json(job, block, text, document->bytes, scratch, lengths)
-                             : encode_plain(job, block, format, text, document->bytes, scratch, lengths);
+    loom_status status = loom__text_check_length(document);
+    if (status == LOOM_OK)
+        status = format == LOOM_TEXT_JSON ? encode_json(job, block, text, document->bytes, scratch, lengths)
+                                          : encode_plain(job, block, format, text, document->bytes, scratch, lengths);
     if (status == LOOM_OK)
         return LOOM_OK;
     bool skip = !job->config.strict && status != LOOM_ERR_MEMORY && status != LOOM_ERR_STATE;

@@ -1,6 +1,7 @@
 /* Reads text in blocks of whole documents. A block holds what was read, and the documents are places in it; the piece
  * of a document that was cut at its end moves into the next block. So memory is bounded by the block and the longest
- * document, whatever the size of the files, and the place behind a block is one where reading can begin again. */
+ * document, whatever the size of the files, and the place behind a block is one where reading can begin again. A line
+ * of JSON, which parsing takes apart in memory, has a limit: of a longer one only its length is kept. */
 #include "data/text_reader.h"
 #include "base/text.h"
 
@@ -145,8 +146,12 @@ static loom_status append(
         block->documents = grown;
         block->document_capacity = capacity;
     }
-    block->documents[block->count++] =
-        (loom__document){.offset = offset, .bytes = bytes, .file = reader->place.file, .line = reader->place.line + 1};
+    bool too_long = reader->format == LOOM_TEXT_JSON && bytes > LOOM__JSON_LINE_BYTES;
+    block->documents[block->count++] = (loom__document){.offset = offset,
+        .bytes = bytes,
+        .file = reader->place.file,
+        .line = reader->place.line + 1,
+        .too_long = too_long ? (int64_t)bytes : 0};
     reader->place.offset += (int64_t)(next - offset);
     reader->place.line += count_lines(block->text + offset, next - offset);
     return LOOM_OK;
@@ -163,6 +168,36 @@ static loom_status cut_documents(loom__text_reader *reader, loom__text_block *bl
         LOOM_TRY(append(reader, block, *start, end - *start, next));
         *start = next;
     }
+}
+
+/* Reads on to the end of a line that has become too long, forgetting it. What follows it in the file stands at `start`
+ * then, where the line began; *end where the file has ended. */
+static loom_status forget_line(loom__text_reader *reader, loom__text_block *block, size_t start, bool *end) {
+    int64_t length = (int64_t)(block->bytes - start);
+    const char *stop = NULL;
+    while (!stop && !*end) {
+        block->bytes = start;
+        LOOM_TRY(read_more(reader, block, end));
+        stop = memchr(block->text + start, '\n', block->bytes - start);
+        length += stop ? stop - (block->text + start) : (int64_t)(block->bytes - start);
+    }
+    size_t behind = stop ? (size_t)(stop - block->text) + 1 : block->bytes;
+    block->bytes -= behind - start;
+    LOOM_TRY(append(reader, block, start, 0, start));
+    block->documents[block->count - 1].too_long = length;
+    if (stop) {
+        memmove(block->text + start, block->text + behind, block->bytes - start);
+        reader->place.offset += length + 1;
+        reader->place.line++;
+    }
+    return LOOM_OK;
+}
+
+loom_status loom__text_check_length(const loom__document *document) {
+    if (document->too_long == 0)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_FORMAT, "the line has %lld bytes, expected at most %d (64 MiB)",
+        (long long)document->too_long, LOOM__JSON_LINE_BYTES);
 }
 
 static loom_status end_file(loom__text_reader *reader, loom__text_block *block, size_t start) {
@@ -210,6 +245,11 @@ loom_status loom__text_reader_next(loom__text_reader *reader, loom__text_block *
         bool end = false;
         LOOM_TRY(read_more(reader, block, &end));
         LOOM_TRY(cut_documents(reader, block, &start, &searched));
+        if (reader->format == LOOM_TEXT_JSON && block->bytes - start > LOOM__JSON_LINE_BYTES) {
+            LOOM_TRY(forget_line(reader, block, start, &end));
+            searched = start;
+            LOOM_TRY(cut_documents(reader, block, &start, &searched));
+        }
         if (end) {
             LOOM_TRY(end_file(reader, block, start));
             start = searched = block->bytes;

@@ -5,7 +5,8 @@
 
 #include "data/text_files.h"
 
-enum { LOOM__TEXT_BLOCK_BYTES = 1 << 17 };
+/* A longer line of JSON is not kept in memory. */
+enum { LOOM__TEXT_BLOCK_BYTES = 1 << 17, LOOM__JSON_LINE_BYTES = 64 << 20 };
 
 /* The form of a file: that which was asked for; for LOOM_TEXT_AUTO, by the ending of its name. */
 loom_text_format loom__text_format_of(loom_text_format asked, const char *path);
@@ -27,6 +28,7 @@ typedef struct loom__document {
     size_t offset, bytes; /* in the block's text */
     int64_t file;         /* number in the list */
     int64_t line;         /* of the file, counted from 1; where the document begins */
+    int64_t too_long; /* bytes of a line that is longer than LOOM__JSON_LINE_BYTES, of which there is none here; or 0 */
 } loom__document;
 
 /* Documents in a row. A cleared struct is empty; its memory is used again by the next reading. */
@@ -39,6 +41,9 @@ typedef struct loom__text_block {
 } loom__text_block;
 
 void loom__text_block_free(loom__text_block *block);
+
+/* LOOM_ERR_FORMAT where the document is a line that is too long. */
+loom_status loom__text_check_length(const loom__document *document);
 
 typedef struct loom__text_reader loom__text_reader;
 

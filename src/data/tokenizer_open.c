@@ -1,6 +1,7 @@
 /* Opens tokenizers by name or path. tokenizer.json does not say which of its special tokens ends a document, so the
  * files beside it are asked, and where they are silent, the names that the known families use. */
 #include "base/text.h"
+#include "data/sentencepiece.h"
 #include "data/tokenizer_json.h"
 #include "format/file.h"
 
@@ -84,7 +85,7 @@ static loom_status read_ends(const loom__tokenizer_json *json, const char *path,
 
 /* ---- which file it is ---- */
 
-typedef enum kind { KIND_JSON, KIND_MERGES, KIND_RANKS } kind;
+typedef enum kind { KIND_JSON, KIND_MERGES, KIND_MODEL } kind;
 
 /* Names by which files of each kind are known; the second file of a pair. In the order in which a folder is searched.
  */
@@ -95,9 +96,9 @@ static const struct {
     {"tokenizer.json", NULL, KIND_JSON},
     {"vocab.json", "merges.txt", KIND_MERGES},
     {"encoder.json", "vocab.bpe", KIND_MERGES},
-    {"tokenizer.model", NULL, KIND_RANKS},
+    {"tokenizer.model", NULL, KIND_MODEL},
 };
-enum { KNOWN_FILES = sizeof known_files / sizeof *known_files };
+enum { KNOWN_FILES = sizeof known_files / sizeof *known_files, KNOWN_MODEL = KNOWN_FILES - 1 };
 
 static bool is_there(const char *path, bool *folder) {
     struct stat found;
@@ -123,7 +124,7 @@ static char *path_beside(const char *path, const char *name, bool folder) {
 static loom_status find_file(const char *name, char **path, int *known) {
     bool folder, other;
     if (!is_there(name, &folder) || !folder) {
-        *known = 0;
+        *known = loom__ends_with(name, ".model") ? KNOWN_MODEL : 0;
         for (int i = 0; i < KNOWN_FILES; i++)
             if (is_named(name, known_files[i].name))
                 *known = i;
@@ -171,28 +172,18 @@ static loom_status read_file(const char *path, int known, const loom__mapping *t
     switch (known_files[known].kind) {
     case KIND_MERGES:
         return read_merges(path, known_files[known].other, text, json);
-    case KIND_RANKS:
-        /* SentencePiece's file of the same name begins with the tag of a message. */
-        if (text->bytes > 0 && data[0] == '\n')
-            return loom_fail(LOOM_ERR_UNSUPPORTED,
-                "%s: not supported yet: SentencePiece's model, there is: tiktoken's, and the tokenizer.json that "
-                "transformers makes of it (AutoTokenizer.from_pretrained, then save_pretrained)",
-                path);
+    case KIND_MODEL:
         return loom__tokenizer_json_from_ranks(path, data, text->bytes, json);
     default:
         return loom__tokenizer_json_read(path, data, text->bytes, json);
     }
 }
 
-static loom_status open_file(const char *path, int known, loom_tokenizer *made) {
-    loom__mapping text;
-    LOOM_TRY(loom__map_file(path, &text));
+static loom_status open_json(const char *path, int known, const loom__mapping *text, loom_tokenizer *made) {
     loom__tokenizer_json *json = NULL;
-    loom_status status = read_file(path, known, &text, &json);
-    loom__unmap_file(&text);
-    LOOM_TRY(status);
+    LOOM_TRY(read_file(path, known, text, &json));
     int64_t begin, end;
-    status = read_ends(json, path, &begin, &end);
+    loom_status status = read_ends(json, path, &begin, &end);
     if (status != LOOM_OK) {
         loom__tokenizer_json_free(json);
         return status;
@@ -209,6 +200,16 @@ static loom_status open_file(const char *path, int known, loom_tokenizer *made) 
         .destroy = destroy_json};
     loom__tokenizer_json_room(json, &made->tokens_per_byte, &made->tokens_around);
     return LOOM_OK;
+}
+
+static loom_status open_file(const char *path, int known, loom_tokenizer *made) {
+    loom__mapping text;
+    LOOM_TRY(loom__map_file(path, &text));
+    bool sentencepiece = known_files[known].kind == KIND_MODEL && loom__sentencepiece_is_model(text.data, text.bytes);
+    loom_status status = sentencepiece ? loom__sentencepiece_open(path, text.data, text.bytes, made)
+                                       : open_json(path, known, &text, made);
+    loom__unmap_file(&text);
+    return status;
 }
 
 static loom_status open_named(const char *name, loom_tokenizer *made) {

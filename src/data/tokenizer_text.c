@@ -3,6 +3,7 @@
  * splitter hands each part to the next one. All that changes hangs on the call, so that threads may share a tokenizer.
  */
 #include "data/tokenizer_json.h"
+#include "data/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -297,25 +298,6 @@ static loom_status encode_raw(encoding *e, const char *text, size_t bytes, bool 
     return cut_added(e, &e->tokenizer->normal, text, bytes, first, encode_normal);
 }
 
-/* The offset of the first byte that is no UTF-8, or `bytes`. */
-static size_t utf8_prefix(const char *text, size_t bytes) {
-    size_t at = 0;
-    while (at < bytes) {
-        uint64_t eight;
-        if (bytes - at >= 8 && (memcpy(&eight, text + at, 8), (eight & UINT64_C(0x8080808080808080)) == 0)) {
-            at += 8;
-            continue;
-        }
-        utf8proc_int32_t letter;
-        utf8proc_ssize_t length =
-            utf8proc_iterate((const utf8proc_uint8_t *)text + at, (utf8proc_ssize_t)(bytes - at), &letter);
-        if (length < 0)
-            break;
-        at += (size_t)length;
-    }
-    return at;
-}
-
 static loom_status begin(encoding *e, size_t bytes) {
     uint64_t steps = MATCH_STEPS_BASE + MATCH_STEPS_PER_BYTE * (uint64_t)bytes;
     e->match = pcre2_match_data_create(1, NULL);
@@ -338,7 +320,7 @@ static void end(encoding *e) {
 }
 
 static loom_status check_text(const loom__tokenizer_json *tokenizer, const char *text, size_t bytes) {
-    size_t valid = bytes > PTRDIFF_MAX ? 0 : utf8_prefix(text, bytes);
+    size_t valid = bytes > PTRDIFF_MAX ? 0 : loom__utf8_valid(text, bytes);
     if (valid == bytes)
         return LOOM_OK;
     return loom_fail(LOOM_ERR_ARGUMENT, "byte %zu of the text (0x%02x) is not UTF-8, which %s works on", valid,

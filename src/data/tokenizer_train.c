@@ -117,10 +117,10 @@ static loom_status count_json(training *t, const char *line, size_t bytes, int64
 
 static loom_status count_document(training *t, const loom__document *document) {
     const char *text = t->block.text + document->offset, *path = t->files.files[document->file].path;
-    loom_status status;
-    if (loom__text_format_of(t->config.format, path) == LOOM_TEXT_JSON) {
+    loom_status status = loom__text_check_length(document);
+    if (status == LOOM_OK && loom__text_format_of(t->config.format, path) == LOOM_TEXT_JSON) {
         status = count_json(t, text, document->bytes, &t->result.documents);
-    } else {
+    } else if (status == LOOM_OK) {
         status = loom__tokenizer_json_words(t->cutter, text, document->bytes, count_word, t);
         t->result.documents += status == LOOM_OK;
     }

@@ -40,4 +40,7 @@ static inline bool loom__utf8_take(loom__utf8 *character, unsigned char byte) {
     return true;
 }
 
+/* The offset of the first byte that is no UTF-8, or `bytes`. */
+size_t loom__utf8_valid(const char *text, size_t bytes);
+
 #endif

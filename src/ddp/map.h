@@ -39,6 +39,7 @@ typedef struct loom__ddp_bucket {
     int64_t start, end; /* elements of the buffer, gaps included; end is the next bucket's start */
     int64_t unpadded;   /* elements to the end of its last place; before a shared embedding to where that could start */
     int64_t first_place, places; /* consecutive places */
+    bool expert;                 /* of expert parameters; loom__ddp_map leaves it false */
 } loom__ddp_bucket;
 
 /* The elements of one place that one shard holds; count may be 0. `state` is where they lie when the parts of all

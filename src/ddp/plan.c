@@ -78,6 +78,11 @@ loom_status loom__ddp_plan_make(
     loom_status status = sort_in(parameters, count, false, options, &plan);
     if (!status)
         status = sort_in(parameters, count, true, options, &plan);
+    /* A step's seed takes the mean over all tokens of the step for dense and expert parameters alike. In the form in
+     * which the collective takes part of it, it does so for both by the dense group's size: the smaller group of
+     * experts sums up the same tokens, since each of its members has had those of several ranks. */
+    for (int i = 0; i < plan.buffer_count; i++)
+        plan.buffers[i].scale = options->average_in_collective ? 1.0 / (double)options->dense_group : 1.0;
     for (int i = 0; i < plan.buffer_count && !status; i++)
         status = lay_out(parameters, options, plan.bucket_size, &plan.buffers[i]);
     if (status) {

@@ -18,9 +18,11 @@ typedef struct loom__ddp_plan_options {
     bool overlap_grad_reduce; /* false: nothing ends a bucket by its size */
     bool disable_bucketing;   /* neither does it here: stages after the first */
     bool use_distributed_optimizer, pad_buckets_for_high_nccl_busbw;
+    bool average_in_collective;
     int64_t bucket_size;                 /* elements; -1 = loom__ddp_default_bucket_size(data_parallel) */
     int64_t data_parallel;               /* without context parallelism */
     int64_t dense_shards, expert_shards; /* members of the groups that share out a bucket */
+    int64_t dense_group;                 /* members of the group that dense gradients are reduced over */
     int64_t alignment;                   /* of places where nothing is shared out */
     int64_t first_bucket_size;           /* of PyTorch's rule; 0 = Megatron's */
 } loom__ddp_plan_options;
@@ -28,6 +30,7 @@ typedef struct loom__ddp_plan_options {
 typedef struct loom__ddp_plan_buffer {
     loom_dtype param_dtype, grad_dtype;
     bool expert;
+    double scale;     /* by which the sum over its group is multiplied */
     int64_t count;    /* parameters */
     int64_t *indices; /* [count] in the list, in its order: place p holds indices[count-1-p] */
     loom__ddp_place *places;

@@ -1,9 +1,13 @@
-/* Bucketed gradient reduction. A bucket starts when all its parameters and all earlier buckets are ready, so that every
- * rank starts the same collectives in the same order although its parameters may become ready in another one.
- * Invariant: buckets before next_bucket have started, the others have not, and a started bucket's gradients are not
- * touched until finish has waited for it. Nothing here depends on the values of gradients: a NaN found on one rank is
- * remembered, its bucket is reduced all the same, and finish tells all members. */
+/* Bucketed gradient reduction. A bucket starts when all its parameters and all earlier buckets of its buffer are ready,
+ * so that every rank starts the same collectives of a group in the same order although its parameters may become ready
+ * in another one; dense and expert buckets have groups of their own, and do not wait for each other.
+ * Invariant: buckets of a region before next have started, the others have not, and a started bucket's gradients are
+ * not touched until finish has waited for it. Nothing here depends on the values of gradients: a NaN found on one rank
+ * is remembered, its bucket is reduced all the same, and finish tells all members. */
 #include "ddp/state.h"
+#include "runtime/spans.h"
+#include <math.h>
+#include <megaloom/kernels.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,33 +21,51 @@ static void remember(loom__ddp *ddp, loom_status status) {
 /* The part of the bucket whose sum this rank has after a reduction. */
 static void summed_range(const loom__ddp *ddp, int64_t index, int64_t *start, int64_t *count) {
     const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
-    bool parts = ddp->view.shards == loom_comm_size(ddp->view.dp);
+    const loom__ddp_share *share = loom__ddp_share_of(ddp, bucket);
+    bool parts = share->shards == loom_comm_size(share->group);
     *count = parts ? loom__ddp_part_length(ddp, bucket) : bucket->end - bucket->start;
-    *start = bucket->start + (parts ? ddp->view.shard * *count : 0);
+    *start = bucket->start + (parts ? share->shard * *count : 0);
+}
+
+void loom__ddp_add_span(loom__ddp *ddp, int64_t index, loom_span_kind kind, const loom__ddp_times *times) {
+    const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
+    bool wide = kind == LOOM_SPAN_GRADIENT_REDUCTION && !ddp->reduced16;
+    size_t size = loom_dtype_size(wide ? LOOM_F32 : ddp->view.dtype);
+    loom__span_add(ddp->rank,
+        &(loom__span){kind, index, (bucket->end - bucket->start) * (int64_t)size, times->started, times->ended});
+}
+
+static loom_status wait_bucket(loom__ddp *ddp, int64_t index) {
+    loom__ddp_bucket_state *state = &ddp->states[index];
+    bool under_way = state->request != NULL;
+    loom_status status = loom_wait(state->request);
+    state->request = NULL;
+    if (!status && under_way)
+        loom__ddp_add_span(ddp, index, LOOM_SPAN_GRADIENT_REDUCTION, &state->reduction);
+    if (!status && state->widen) {
+        int64_t start, count;
+        summed_range(ddp, index, &start, &count);
+        ddp->narrow->widen(loom_rank_team(ddp->rank), count, ddp->reduced16 + start, ddp->view.grad + start);
+    }
+    state->widen = false;
+    return status;
 }
 
 loom_status loom__ddp_wait_reductions(loom__ddp *ddp) {
     loom_status first = LOOM_OK;
-    for (int64_t i = 0; i < ddp->next_bucket; i++) {
-        loom__ddp_bucket_state *state = &ddp->states[i];
-        loom_status status = loom_wait(state->request);
-        int64_t start, count;
-        state->request = NULL;
-        if (!status && state->widen) {
-            summed_range(ddp, i, &start, &count);
-            ddp->narrow->widen(loom_rank_team(ddp->rank), count, ddp->reduced16 + start, ddp->view.grad + start);
+    for (int kind = 0; kind < LOOM__DDP_KINDS; kind++)
+        for (int64_t i = ddp->region[kind].first; i < ddp->region[kind].next; i++) {
+            loom_status status = wait_bucket(ddp, i);
+            first = first ? first : status;
         }
-        state->widen = false;
-        if (status && !first)
-            first = status;
-    }
     return first;
 }
 
 void loom__ddp_begin_step(loom__ddp *ddp) {
     /* A step that was given up may have left buckets under way, whose memory is about to be written. */
     (void)loom__ddp_wait_reductions(ddp);
-    ddp->next_bucket = 0;
+    for (int kind = 0; kind < LOOM__DDP_KINDS; kind++)
+        ddp->region[kind].next = ddp->region[kind].first;
     ddp->last = false;
     ddp->failure = LOOM_OK;
     ddp->bad_microbatch = -1;
@@ -68,17 +90,18 @@ void loom__ddp_expect_last(loom__ddp *ddp, bool last) {
 /* A NaN in a backward spoils all that comes behind it, and last the first norm of a chunk, or its first bias: looking
  * at that one costs nothing beside the microbatch. */
 static loom_parameter *find_probe(const loom__ddp *ddp, int64_t chunk) {
+    const loom__ddp_region *dense = &ddp->region[LOOM__DDP_DENSE];
     for (int64_t place = ddp->view.place_count - 1; place >= 0; place--)
-        if (ddp->parameters[place]->chunk == chunk && ddp->parameters[place]->dims == 1)
-            return ddp->view.places[place].bucket >= ddp->next_bucket ? ddp->parameters[place] : NULL;
+        if (ddp->view.places[place].bucket < dense->end && ddp->parameters[place]->chunk == chunk &&
+            ddp->parameters[place]->dims == 1)
+            return ddp->view.places[place].bucket >= dense->next ? ddp->parameters[place] : NULL;
     return NULL;
 }
 
 void loom__ddp_note_microbatch(loom__ddp *ddp, int64_t microbatch) {
-    if (!ddp->options.check_for_nan_in_grad || ddp->bad_microbatch >= 0 || !ddp->view.place_count)
+    if (!ddp->options.check_for_nan_in_grad || ddp->bad_microbatch >= 0)
         return;
-    int64_t chunks = ddp->parameters[0]->chunk + 1;
-    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+    for (int64_t chunk = 0; chunk < ddp->chunks; chunk++) {
         const loom_parameter *probe = find_probe(ddp, chunk);
         if (probe && probe->grad_written &&
             loom_rank_kernels(ddp->rank)->has_nonfinite(
@@ -115,27 +138,35 @@ static loom_status check_finite(const loom__ddp *ddp, int64_t index) {
 /* Several instances need the sum in several places, added up in the order that one instance has: an all-reduce. */
 static loom_status start_reduction(loom__ddp *ddp, int64_t index) {
     const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
-    loom_comm *dp = ddp->view.dp;
+    const loom__ddp_share *share = loom__ddp_share_of(ddp, bucket);
+    loom_comm *group = share->group;
     loom_request **request = &ddp->states[index].request;
     float *grad = ddp->view.grad + bucket->start;
     int64_t length = loom__ddp_part_length(ddp, bucket);
-    if (loom_comm_size(dp) == 1 || ddp->options.leave_reduction)
+    if (loom_comm_size(group) == 1 || ddp->options.leave_reduction)
         return LOOM_OK;
     loom_dtype dtype = LOOM_F32;
-    void *whole = grad, *part = grad + ddp->view.shard * length;
+    void *whole = grad, *part = grad + share->shard * length;
     if (ddp->reduced16) {
         uint16_t *narrow = ddp->reduced16 + bucket->start;
         ddp->narrow->narrow(loom_rank_team(ddp->rank), bucket->end - bucket->start, grad, narrow);
         ddp->states[index].widen = true;
         dtype = ddp->view.dtype;
         whole = narrow;
-        part = narrow + ddp->view.shard * length;
+        part = narrow + share->shard * length;
     }
-    if (ddp->view.shards < loom_comm_size(dp))
-        return loom_all_reduce_start(dp, whole, whole, bucket->end - bucket->start, dtype, LOOM_SUM, request);
-    for (int64_t i = 0; i < ddp->view.shards; i++)
-        ddp->part_counts[i] = length;
-    return loom_reduce_scatter_v_start(dp, whole, part, ddp->part_counts, dtype, LOOM_SUM, request);
+    loom__ddp_times *times = &ddp->states[index].reduction;
+    times->started = loom__span_clock(ddp->rank);
+    if (share->shards < loom_comm_size(group)) {
+        LOOM_TRY(loom_all_reduce_start(group, whole, whole, bucket->end - bucket->start, dtype, LOOM_SUM, request));
+    } else {
+        for (int64_t i = 0; i < share->shards; i++)
+            ddp->part_counts[i] = length;
+        LOOM_TRY(loom_reduce_scatter_v_start(group, whole, part, ddp->part_counts, dtype, LOOM_SUM, request));
+    }
+    if (times->started)
+        loom__request_time(*request, &times->ended);
+    return LOOM_OK;
 }
 
 /* A gradient that is not finite is a failure, or, under a loss scale, noted for the message about the step that is
@@ -146,6 +177,30 @@ static void look(loom__ddp *ddp, int64_t index) {
         remember(ddp, status);
     else if (!ddp->nonfinite[0])
         snprintf(ddp->nonfinite, sizeof ddp->nonfinite, "%s", loom_error_message());
+}
+
+/* Megatron-Core's rule: a norm is unexpected where it is so many times the largest of the first ones. NaNs and
+ * infinities are another check's. */
+static void look_for_large(loom__ddp *ddp, int64_t index) {
+    enum { LEARNS_FROM = 100, TIMES = 10 };
+    const loom__ddp_bucket *bucket = &ddp->view.buckets[index];
+    loom_exact_sum sum = {0};
+    loom_rank_kernels(ddp->rank)->exact_sum(
+        loom_rank_team(ddp->rank), 2, bucket->end - bucket->start, ddp->view.grad + bucket->start, &sum);
+    if (sum.nonfinite)
+        return;
+    double norm = sqrt(loom_exact_sum_value(&sum, 2));
+    if (ddp->norms_seen < LEARNS_FROM) {
+        ddp->norms_seen++;
+        ddp->largest_norm = norm > ddp->largest_norm ? norm : ddp->largest_norm;
+        return;
+    }
+    if (norm >= TIMES * ddp->largest_norm)
+        loom_rank_log(ddp->rank, LOOM_LOG_WARNING,
+            "gradients of bucket %lld of %lld have norm %.6g before their reduction, %d times the largest of the first "
+            "%d, %.6g, or more (rank %d)",
+            (long long)index, (long long)ddp->view.bucket_count, norm, TIMES, LEARNS_FROM, ddp->largest_norm,
+            loom_rank_index(ddp->rank));
 }
 
 static void start_bucket(loom__ddp *ddp, int64_t index) {
@@ -160,13 +215,17 @@ static void start_bucket(loom__ddp *ddp, int64_t index) {
     }
     if (ddp->options.check_for_nan_in_grad)
         look(ddp, index);
+    if (ddp->options.check_for_large_grads)
+        look_for_large(ddp, index);
     remember(ddp, start_reduction(ddp, index));
 }
 
 static void start_ready_buckets(loom__ddp *ddp) {
-    while (ddp->options.overlap_grad_reduce && ddp->next_bucket < ddp->view.bucket_count &&
-           ddp->states[ddp->next_bucket].waiting == 0)
-        start_bucket(ddp, ddp->next_bucket++);
+    for (int kind = 0; kind < LOOM__DDP_KINDS && ddp->options.overlap_grad_reduce; kind++) {
+        loom__ddp_region *region = &ddp->region[kind];
+        while (region->next < region->end && ddp->states[region->next].waiting == 0)
+            start_bucket(ddp, region->next++);
+    }
 }
 
 static void mark_ready(loom__ddp *ddp, int64_t place) {
@@ -210,31 +269,41 @@ void loom__ddp_parameter_ready(void *context, loom_parameter *parameter) {
     start_ready_buckets(ddp);
 }
 
-static void take_mean(loom__ddp *ddp) {
-    float factor = 1.0f / (float)loom_comm_size(ddp->view.dp);
+static void scale_sums(loom__ddp *ddp) {
     for (int64_t i = 0; i < ddp->view.bucket_count; i++) {
         const loom__ddp_bucket *bucket = &ddp->view.buckets[i];
         int64_t length = loom__ddp_part_length(ddp, bucket);
-        float *grad = ddp->view.grad + bucket->start + ddp->view.shard * length;
+        float *grad = ddp->view.grad + bucket->start + loom__ddp_share_of(ddp, bucket)->shard * length;
+        float factor = ddp->scale[bucket->expert ? LOOM__DDP_EXPERT : LOOM__DDP_DENSE];
         loom_rank_kernels(ddp->rank)->scale(loom_rank_team(ddp->rank), length, factor, grad, grad);
     }
 }
 
+/* A gradient is bad on one rank alone, so all must hear of it; a failed communication ends the others by itself. */
+static loom_status agree(const loom__ddp *ddp, loom_status status) {
+    bool meets = !status || status == LOOM_ERR_NUMERIC;
+    for (int kind = 0; kind < LOOM__DDP_KINDS; kind++) {
+        loom_comm *group = ddp->view.share[kind].group;
+        if (meets && group && loom_comm_size(group) > 1 && (kind == LOOM__DDP_DENSE || ddp->view.has_experts))
+            status = loom_agree(group, status);
+    }
+    return status;
+}
+
 loom_status loom__ddp_finish(loom__ddp *ddp) {
-    int size = loom_comm_size(ddp->view.dp);
     remember(ddp, loom__ddp_start_gathers(ddp));
-    while (ddp->next_bucket < ddp->view.bucket_count)
-        start_bucket(ddp, ddp->next_bucket++);
+    for (int kind = 0; kind < LOOM__DDP_KINDS; kind++)
+        while (ddp->region[kind].next < ddp->region[kind].end)
+            start_bucket(ddp, ddp->region[kind].next++);
     ddp->graph_known = ddp->options.static_graph;
     ddp->last = false;
     remember(ddp, loom__ddp_wait_reductions(ddp));
     /* What was remembered came first; the thread's record may have gone on since. */
     loom_status status = ddp->failure ? loom_fail(ddp->failure, "%s", ddp->message) : LOOM_OK;
-    /* A gradient is bad on one rank alone, so all must hear of it; a failed communication ends the others by itself. */
-    if (ddp->options.check_for_nan_in_grad && size > 1 && (!status || status == LOOM_ERR_NUMERIC))
-        status = loom_agree(ddp->view.dp, status);
+    if (ddp->options.check_for_nan_in_grad)
+        status = agree(ddp, status);
     LOOM_TRY(status);
-    if (ddp->options.average_in_collective && size > 1)
-        take_mean(ddp);
+    if (ddp->options.average_in_collective && loom_comm_size(ddp->view.share[LOOM__DDP_DENSE].group) > 1)
+        scale_sums(ddp);
     return LOOM_OK;
 }

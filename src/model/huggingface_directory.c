@@ -4,6 +4,7 @@
  * goes when all is written; a "PATH.old" only by the call that made it. A file is deleted by its name from the list of
  * names that an export gives, a directory only when that has left it empty. */
 #include "model/huggingface_directory.h"
+#include "base/text.h"
 #include "format/file.h"
 #include <dirent.h>
 #include <errno.h>
@@ -370,9 +371,11 @@ static const char *const tokenizer_files[][2] = {{"tokenizer.json", "tokenizer.j
 static const char *const beside_tokenizers[][2] = {{"merges.txt", "merges.txt"}, {"vocab.bpe", "merges.txt"},
     {"special_tokens_map.json", "special_tokens_map.json"}, {"tokenizer_config.json", "tokenizer_config.json"}};
 
-/* A file of any other name is a tokenizer.json. */
+/* A file of any other name is a tokenizer.json, or by its ending a model. */
 static size_t tokenizer_of_folder(const char *folder, const char *name) {
     size_t count = sizeof tokenizer_files / sizeof *tokenizer_files;
+    if (name && loom__ends_with(name, ".model"))
+        return count - 1;
     for (size_t i = 0; i < count; i++) {
         char *path = name ? NULL : loom__path_join(folder, "/", tokenizer_files[i][0]);
         bool found = name ? strcmp(name, tokenizer_files[i][0]) == 0 : path && access(path, F_OK) == 0;

@@ -25,11 +25,13 @@ static int64_t counted_of(const loom__ddp_place *place, const loom__ddp_part *pa
 }
 
 loom__norm loom__norm_partial(
-    loom_rank *rank, const loom__ddp_view *view, const int64_t *counted, loom__norm_type type) {
+    loom_rank *rank, const loom__ddp_view *view, const int64_t *counted, loom__norm_type type, bool experts) {
     const loom_kernels *kernels = loom_rank_kernels(rank);
     loom_team *team = loom_rank_team(rank);
     loom__norm made = {.type = type};
     for (int64_t place = 0; place < view->place_count; place++) {
+        if (view->buckets[view->places[place].bucket].expert != experts)
+            continue;
         const loom__ddp_part *part = &view->parts[place];
         const float *grad = view->grad + part->start;
         int64_t count = counted_of(&view->places[place], part, counted[place]);
@@ -54,6 +56,14 @@ loom_status loom__norm_gather(loom_comm *group, loom__norm *norm) {
         LOOM_TRY(loom_all_reduce(group, &norm->largest, &all.largest, 1, LOOM_I64, LOOM_MAX));
     *norm = all;
     return LOOM_OK;
+}
+
+void loom__norm_add(loom__norm *norm, const loom__norm *other) {
+    int64_t numbers = sizeof norm->sum / sizeof(int64_t), *to = (int64_t *)&norm->sum;
+    const int64_t *from = (const int64_t *)&other->sum;
+    for (int64_t i = 0; i < numbers; i++)
+        to[i] += from[i];
+    norm->largest = other->largest > norm->largest ? other->largest : norm->largest;
 }
 
 double loom__norm_value(const loom__norm *norm, double factor) {

@@ -14,9 +14,12 @@ typedef struct loom__norm {
     int64_t largest;    /* the bits of the largest absolute value that counts */
 } loom__norm;
 
-/* Of place p the first counted[p] elements count, as far as they lie in this rank's part of it. */
+/* Of place p the first counted[p] elements count, as far as they lie in this rank's part of it: of the dense
+ * parameters, or of the expert ones. */
 loom__norm loom__norm_partial(
-    loom_rank *rank, const loom__ddp_view *view, const int64_t *counted, loom__norm_type type);
+    loom_rank *rank, const loom__ddp_view *view, const int64_t *counted, loom__norm_type type, bool experts);
+/* Both together. */
+void loom__norm_add(loom__norm *norm, const loom__norm *other);
 
 /* The parts of all members together. Collective over the group. */
 loom_status loom__norm_gather(loom_comm *group, loom__norm *norm);

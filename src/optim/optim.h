@@ -12,6 +12,9 @@ typedef struct loom__optimizer_options {
     /* The group over which the norm is added, and over which ranks fail together: tensor x pipeline, and with shards
      * x the members of an instance. */
     loom_comm *model_parallel;
+    /* The same of expert parameters: expert tensor x expert x pipeline, and with shards x the members of an instance.
+     * Read where there are such parameters. */
+    loom_comm *expert_model_parallel;
     /* Whether this rank counts, in the norm, parameters that are the same on all tensor ranks: true on tensor rank 0.
      */
     bool counts_replicated;

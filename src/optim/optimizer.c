@@ -121,6 +121,7 @@ loom_status loom__optimizer_create(loom_rank *rank, const loom_optimizer_config 
     *optimizer = (loom_optimizer){.rank = rank,
         .ddp = ddp,
         .model_parallel = options->model_parallel,
+        .expert_model_parallel = options->expert_model_parallel,
         .config = *config,
         .sgd = is(config->optimizer, "sgd"),
         .override_schedule = lr->override_opt_param_scheduler,

@@ -12,7 +12,7 @@ enum { LOOM__GROUP_DECAYS = 1, LOOM__GROUP_SCALED = 2, LOOM__GROUP_DECOUPLED = 4
 struct loom_optimizer {
     loom_rank *rank;
     loom__ddp *ddp;
-    loom_comm *model_parallel;
+    loom_comm *model_parallel, *expert_model_parallel;
     loom_optimizer_config config; /* its strings are not kept */
     bool sgd, override_schedule, use_saved_schedule;
     loom__norm_type norm_type;

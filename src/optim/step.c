@@ -2,7 +2,7 @@
  * factor over loss scale), skip together, or fail together and leave everything as it was. Invariant: nothing of
  * weights, state or counters changes before that decision. */
 #include "optim/optimizer.h"
-#include "runtime/rank.h"
+#include "runtime/spans.h"
 #include <math.h>
 #include <stdio.h>
 
@@ -24,12 +24,19 @@ static loom_status find_nonfinite(loom_optimizer *optimizer, const char *why) {
     char note[NOTE] = "";
     snprintf(note, sizeof note, "%s", own ? own : "");
     if (optimizer->has_scaler) {
-        LOOM_TRY(share_note(view->dp, note));
+        LOOM_TRY(share_note(view->share[LOOM__DDP_DENSE].group, note));
         LOOM_TRY(share_note(optimizer->model_parallel, note));
+        if (view->has_experts) {
+            LOOM_TRY(share_note(view->share[LOOM__DDP_EXPERT].group, note));
+            LOOM_TRY(share_note(optimizer->expert_model_parallel, note));
+        }
     }
     if (note[0])
         return loom_fail(LOOM_ERR_NUMERIC, "%s%s", why, note);
-    LOOM_TRY(loom_agree(optimizer->model_parallel, loom__norm_blame(optimizer->rank, view, why)));
+    loom_status status = loom_agree(optimizer->model_parallel, loom__norm_blame(optimizer->rank, view, why));
+    if (view->has_experts)
+        status = loom_agree(optimizer->expert_model_parallel, status);
+    LOOM_TRY(status);
     return loom_fail(
         LOOM_ERR_INTERNAL, "%sno rank finds the gradient (rank %d)", why, loom_rank_index(optimizer->rank));
 }
@@ -157,13 +164,25 @@ static loom_status update(loom_optimizer *optimizer, const loom_optimizer_group 
     return LOOM_OK;
 }
 
+/* Of dense parameters the ranks of one model are added up, of expert ones all ranks that hold the experts once. */
+static loom_status take_norm(const loom_optimizer *optimizer, loom__norm *norm) {
+    const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
+    *norm = loom__norm_partial(optimizer->rank, view, optimizer->counted, optimizer->norm_type, false);
+    LOOM_TRY(loom__norm_gather(optimizer->model_parallel, norm));
+    if (!view->has_experts)
+        return LOOM_OK;
+    loom__norm experts = loom__norm_partial(optimizer->rank, view, optimizer->counted, optimizer->norm_type, true);
+    LOOM_TRY(loom__norm_gather(optimizer->expert_model_parallel, &experts));
+    loom__norm_add(norm, &experts);
+    return LOOM_OK;
+}
+
 static loom_status step_all(loom_optimizer *optimizer, loom_optimizer_outcome *out) {
     loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS];
     double loss_scale = loom__optimizer_loss_scale(optimizer), factor = optimizer->token_factor / loss_scale;
     LOOM_TRY(loom__optimizer_group_values(optimizer, groups));
-    loom__norm norm = loom__norm_partial(
-        optimizer->rank, loom__ddp_view_of(optimizer->ddp), optimizer->counted, optimizer->norm_type);
-    LOOM_TRY(loom__norm_gather(optimizer->model_parallel, &norm));
+    loom__norm norm;
+    LOOM_TRY(take_norm(optimizer, &norm));
     bool skipped = norm.sum.nonfinite != 0;
     double value = loom__norm_value(&norm, factor);
     if (skipped)
@@ -188,7 +207,11 @@ static loom_status step_all(loom_optimizer *optimizer, loom_optimizer_outcome *o
 
 loom_status loom_optimizer_step(loom_optimizer *optimizer, loom_optimizer_outcome *out) {
     loom_profile_phase before = loom__profile_phase(optimizer->rank, LOOM_PROFILE_OPTIMIZER);
+    loom__span span = {.kind = LOOM_SPAN_OPTIMIZER_STEP, .bucket = -1, .start = loom__span_clock(optimizer->rank)};
     loom_status status = step_all(optimizer, out);
+    span.end = loom__span_clock(optimizer->rank);
+    if (!status)
+        loom__span_add(optimizer->rank, &span);
     loom__profile_phase(optimizer->rank, before);
     return status;
 }

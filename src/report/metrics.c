@@ -90,6 +90,15 @@ static void put(json_t *object, const char *key, double value) {
         json_object_set_new(object, key, isinf(value) ? json_null() : json_real(value));
 }
 
+/* Takes the object. */
+static loom_status write_line(loom_metrics *metrics, json_t *object) {
+    int failed = json_dumpf(object, metrics->file, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    json_decref(object);
+    if (failed || fputc('\n', metrics->file) == EOF || fflush(metrics->file) != 0)
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", metrics->path);
+    return LOOM_OK;
+}
+
 loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *report) {
     json_t *object = json_object();
     if (!object)
@@ -106,11 +115,17 @@ loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *re
     put(object, "loss_scale", report->loss_scale);
     json_object_set_new(object, "skipped_steps", json_integer(report->skipped_steps));
     put(object, "num_zeros_in_grad", report->num_zeros_in_grad);
-    int failed = json_dumpf(object, metrics->file, JSON_COMPACT | JSON_REAL_PRECISION(17));
-    json_decref(object);
-    if (failed || fputc('\n', metrics->file) == EOF || fflush(metrics->file) != 0)
-        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", metrics->path);
-    return LOOM_OK;
+    return write_line(metrics, object);
+}
+
+loom_status loom_metrics_write_test(loom_metrics *metrics, int64_t step, double loss, double tokens) {
+    json_t *object = json_object();
+    if (!object)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a line of metrics");
+    json_object_set_new(object, "step", json_integer(step));
+    put(object, "test_loss", loss);
+    put(object, "test_tokens", tokens);
+    return write_line(metrics, object);
 }
 
 void loom_metrics_close(loom_metrics *metrics) {

@@ -7,6 +7,7 @@
 
 struct loom__profiler;  /* of profile.c in this room */
 struct loom__allocator; /* of the allocator in this room; made on first use, ended with the rank */
+struct loom__spans;     /* of spans.h in this room */
 
 /* A limit on the rank's waits that lives as long as its owner. */
 typedef struct loom__limit {
@@ -22,6 +23,7 @@ struct loom_rank {
     const loom_kernels *kernels;
     struct loom__allocator *allocator;
     struct loom__profiler *profiler; /* NULL = not measured */
+    struct loom__spans *spans;       /* its owner's; NULL = not recorded */
     int64_t tapes;                   /* made so far: the number of the newest */
     loom__limit *limits;             /* that live now, besides the launcher's */
     loom_run_options options;

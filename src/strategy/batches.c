@@ -1,12 +1,18 @@
 /* What the user iterates over. One loader is cut for this data-parallel rank by the strategy's sampler; several are
- * taken in turn in "max_size_cycle" mode: the longest ends it, the others begin again when they are exhausted. */
+ * taken in turn in "max_size_cycle" mode: the longest ends it, the others begin again when they are exhausted. A
+ * ramp-up counts the samples of all loaders together, so that several leave the sizes of steps to what stands here. */
 #include "strategy/strategy.h"
 #include <stdlib.h>
 #include <string.h>
 
-static loom_status add_source(loom_batches *batches, const loom_data_loader *loader) {
+static loom_status add_source(
+    loom_batches *batches, const loom_data_loader *loader, const loom_data_loader_config *config) {
     loom__source *source = &batches->sources[batches->source_count];
-    *source = (loom__source){*loader, loader->consumed_samples ? loader->consumed_samples(loader->context) : 0, 0, -1};
+    *source = (loom__source){.loader = *loader,
+        .start = loader->consumed_samples ? loader->consumed_samples(loader->context) : 0,
+        .length = -1};
+    if (config)
+        source->config = *config;
     batches->source_count++;
     if (loader->remaining)
         source->length = loader->remaining(loader->context);
@@ -14,18 +20,52 @@ static loom_status add_source(loom_batches *batches, const loom_data_loader *loa
         &batches->buffers[batches->source_count - 1]);
 }
 
+static bool ramps_up(const loom_batches *batches) {
+    return batches->sizes.rampup_batch_size[2] > 0;
+}
+
+static int64_t consumed_of_all(const loom_batches *batches) {
+    int64_t consumed = 0;
+    for (int64_t i = 0; i < batches->source_count; i++) {
+        const loom__source *source = &batches->sources[i];
+        if (source->loader.consumed_samples)
+            consumed += source->before + source->loader.consumed_samples(source->loader.context);
+    }
+    return consumed;
+}
+
+/* The microbatches of whole steps of a ramp-up among the next `length`: no step is begun that cannot be finished. */
+static loom_status whole_steps(const loom_batches *batches, int64_t *length) {
+    int64_t taken = 0, consumed = consumed_of_all(batches);
+    loom_data_step step;
+    for (;; taken += step.microbatches, consumed += step.running_global_batch_size) {
+        LOOM_TRY(loom_data_step_at(&batches->sizes, consumed, &step));
+        if (step.microbatches > *length - taken)
+            break;
+        if (consumed > batches->sizes.rampup_batch_size[2]) { /* from here on all steps are alike */
+            taken += (*length - taken) / step.microbatches * step.microbatches;
+            break;
+        }
+    }
+    *length = taken;
+    return LOOM_OK;
+}
+
 /* Microbatches in all: the longest source, times the number of sources; −1 when one of them has no known end. */
-static void find_length(loom_batches *batches) {
+static loom_status find_length(loom_batches *batches) {
     int64_t longest = 0;
     for (int64_t i = 0; i < batches->source_count; i++) {
         if (batches->sources[i].length < 0) {
             batches->length = -1;
-            return;
+            return LOOM_OK;
         }
         longest = batches->sources[i].length > longest ? batches->sources[i].length : longest;
     }
     batches->length = longest * batches->source_count;
+    if (ramps_up(batches))
+        LOOM_TRY(whole_steps(batches, &batches->length));
     batches->done = batches->length == 0;
+    return LOOM_OK;
 }
 
 static loom_status create_empty(int64_t count, loom_batches **out) {
@@ -66,14 +106,15 @@ static loom_status sequence_multiple(const loom_fabric *fabric, int64_t asked, i
     return LOOM_OK;
 }
 
-static loom_status cut_for_rank(
-    const loom_fabric *fabric, const loom_dataloader *description, loom_data_loader *loader) {
+/* alone: its steps are those of the batches. */
+static loom_status describe_for_rank(
+    const loom_fabric *fabric, const loom_dataloader *description, bool alone, loom_data_loader_config *made) {
     loom_data_loader_config config = loom_data_loader_config_default();
     loom_comm *dp = fabric->groups[LOOM_GROUP_DP];
     config.sampler = description->sampler ? description->sampler : fabric->sampler;
     config.seed = description->seed;
     config.decrease_batch_size_if_needed = description->decrease_batch_size_if_needed;
-    if (description->mode == LOOM_TRAINING)
+    if (description->mode == LOOM_TRAINING && alone)
         memcpy(config.rampup_batch_size, description->rampup_batch_size, sizeof config.rampup_batch_size);
     config.micro_batch_size = description->micro_batch_size;
     config.data_parallel_rank = loom_comm_rank(dp);
@@ -89,8 +130,14 @@ static loom_status cut_for_rank(
         config.drop_last = false;
         config.pad_samples_to_global_batch_size = true;
     }
+    *made = config;
+    return LOOM_OK;
+}
+
+static loom_status cut_for_rank(const loom_fabric *fabric, const loom_dataloader *description,
+    const loom_data_loader_config *config, loom_data_loader *loader) {
     loom_data_loader plain;
-    LOOM_TRY(loom_data_loader_create(description->dataset, &config, &plain));
+    LOOM_TRY(loom_data_loader_create(description->dataset, config, &plain));
     const loom_data_prefetch_config ahead = {
         description->prefetch_factor, fabric->config.timeout, loom_rank_index(fabric->rank)};
     loom_status status = LOOM_OK;
@@ -103,17 +150,56 @@ static loom_status cut_for_rank(
     return status;
 }
 
-/* The sizes of a step follow from the consumed samples of one loader. */
-static loom_status check_descriptions(const loom_dataloader *loaders, int64_t count) {
+static bool has_rampup(const loom_dataloader *loader) {
+    return loader->mode == LOOM_TRAINING && loader->rampup_batch_size[2] != 0;
+}
+
+/* Several loaders have one ramp-up, and their samplers must not know steps. */
+static loom_status check_rampup(const loom_fabric *fabric, const loom_dataloader *loaders, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        const loom_dataloader *first = &loaders[0], *other = &loaders[i];
+        const loom_data_sampler *sampler = other->sampler ? other->sampler : fabric->sampler;
+        if (memcmp(first->rampup_batch_size, other->rampup_batch_size, sizeof first->rampup_batch_size) != 0 ||
+            first->global_batch_size != other->global_batch_size || first->mode != other->mode ||
+            first->decrease_batch_size_if_needed != other->decrease_batch_size_if_needed)
+            return loom_fail(LOOM_ERR_CONFIG,
+                "data loaders that are combined must agree: loader %lld has rampup_batch_size [%lld, %lld, %lld] to "
+                "%lld, the first [%lld, %lld, %lld] to %lld, expected one ramp-up for all",
+                (long long)i, (long long)other->rampup_batch_size[0], (long long)other->rampup_batch_size[1],
+                (long long)other->rampup_batch_size[2], (long long)other->global_batch_size,
+                (long long)first->rampup_batch_size[0], (long long)first->rampup_batch_size[1],
+                (long long)first->rampup_batch_size[2], (long long)first->global_batch_size);
+        if (sampler && sampler->global_batches)
+            return loom_fail(LOOM_ERR_UNSUPPORTED,
+                "not supported yet: rampup_batch_size with %lld data loaders and the sampler %s, there is: single, "
+                "cyclic",
+                (long long)count, sampler->name);
+    }
+    return LOOM_OK;
+}
+
+static loom_status check_descriptions(const loom_fabric *fabric, const loom_dataloader *loaders, int64_t count) {
     if (count < 1)
         return loom_fail(
             LOOM_ERR_ARGUMENT, "setup_dataloader: found %lld loaders, expected at least 1", (long long)count);
-    for (int64_t i = 0; count > 1 && i < count; i++)
-        if (loaders[i].rampup_batch_size[2] != 0 || loaders[i].pad_seq_length_to_mult != 0)
-            return loom_fail(LOOM_ERR_UNSUPPORTED, "not supported yet: %s with %lld data loaders, one alone works",
-                loaders[i].rampup_batch_size[2] != 0 ? "rampup_batch_size" : "pad_seq_length_to_mult",
-                (long long)count);
-    return LOOM_OK;
+    bool ramp = false;
+    for (int64_t i = 0; count > 1 && i < count; i++) {
+        if (loaders[i].pad_seq_length_to_mult != 0)
+            return loom_fail(LOOM_ERR_UNSUPPORTED,
+                "not supported yet: pad_seq_length_to_mult with %lld data loaders, one alone works", (long long)count);
+        ramp = ramp || has_rampup(&loaders[i]);
+    }
+    return ramp ? check_rampup(fabric, loaders, count) : LOOM_OK;
+}
+
+/* The sizes of steps that several loaders share. */
+static loom_status share_steps(
+    loom_batches *batches, const loom_dataloader *first, const loom_data_loader_config *config) {
+    batches->sizes =
+        (loom_data_step_config){config->global_batch_size, config->micro_batch_size, config->data_parallel_size,
+            {first->rampup_batch_size[0], first->rampup_batch_size[1], first->rampup_batch_size[2]},
+            config->decrease_batch_size_if_needed};
+    return loom_data_step_check(&batches->sizes);
 }
 
 /* A step has one size, whichever loader its microbatches come from. */
@@ -132,7 +218,7 @@ loom_status loom_fabric_setup_dataloaders(
     loom_fabric *fabric, const loom_dataloader *loaders, int64_t count, loom_batches **out) {
     if (!fabric->launched)
         return loom_fail(LOOM_ERR_STATE, "setup_dataloader: the fabric has not been launched");
-    LOOM_TRY(check_descriptions(loaders, count));
+    LOOM_TRY(check_descriptions(fabric, loaders, count));
     loom_batches *batches;
     LOOM_TRY(create_empty(count, &batches));
     batches->output_data_idx = fabric->config.output_data_idx;
@@ -140,18 +226,24 @@ loom_status loom_fabric_setup_dataloaders(
     loom_status status = LOOM_OK;
     for (int64_t i = 0; !status && i < count; i++) {
         loom_data_loader loader;
-        status = cut_for_rank(fabric, &loaders[i], &loader);
+        loom_data_loader_config config;
+        status = describe_for_rank(fabric, &loaders[i], count == 1, &config);
+        if (!status && i == 0 && count > 1 && has_rampup(&loaders[0]))
+            status = share_steps(batches, &loaders[0], &config);
         if (!status)
-            status = add_source(batches, &loader);
+            status = cut_for_rank(fabric, &loaders[i], &config, &loader);
+        if (!status)
+            status = add_source(batches, &loader, &config);
         if (!status && i > 0)
             status = check_alike(&batches->sources[0].loader, &loader);
     }
+    if (!status)
+        status = find_length(batches);
     status = loom_agree(loom_rank_world(fabric->rank), status);
     if (status) {
         loom_batches_destroy(batches);
         return status;
     }
-    find_length(batches);
     *out = batches;
     return LOOM_OK;
 }
@@ -168,14 +260,15 @@ loom_status loom_fabric_setup_loader(loom_fabric *fabric, const loom_data_loader
     loom_batches *batches;
     LOOM_TRY(create_empty(1, &batches));
     batches->output_data_idx = fabric->config.output_data_idx;
-    loom_status status = add_source(batches, loader);
+    loom_status status = add_source(batches, loader, NULL);
+    if (!status)
+        status = find_length(batches);
     if (status) {
         batches->source_count = 0; /* the loader stays the caller's */
         loom_batch_destroy(batches->buffers[0]);
         loom_batches_destroy(batches);
         return status;
     }
-    find_length(batches);
     *out = batches;
     return LOOM_OK;
 }
@@ -247,15 +340,13 @@ loom_status loom_batches_next(loom_batches *batches, const loom_batch **batch) {
 loom_batches_state loom_batches_get_state(const loom_batches *batches) {
     const loom_data_loader *loader = &batches->sources[0].loader;
     loom_data_step step = {.microbatches = loader->microbatches};
+    int64_t consumed = consumed_of_all(batches);
+    loom_status status = ramps_up(batches) ? loom_data_step_at(&batches->sizes, consumed, &step)
+                         : loader->step    ? loader->step(loader->context, &step)
+                                           : LOOM_OK;
     /* A step that has no sizes is refused when its first microbatch is read. */
-    if (loader->step && loader->step(loader->context, &step) != LOOM_OK)
+    if (status)
         loom_error_clear();
-    int64_t consumed = 0;
-    for (int64_t i = 0; i < batches->source_count; i++) {
-        const loom__source *source = &batches->sources[i];
-        if (source->loader.consumed_samples)
-            consumed += source->before + source->loader.consumed_samples(source->loader.context);
-    }
     return (loom_batches_state){
         .fetched = batches->fetched,
         .length = batches->length,
@@ -268,6 +359,19 @@ loom_batches_state loom_batches_get_state(const loom_batches *batches) {
         .seq_length = step.sequence_length ? step.sequence_length : loader->sequence_length,
         .num_microbatches = step.microbatches,
     };
+}
+
+loom_status loom_batches_data_config(
+    const loom_batches *batches, int64_t loader_index, loom_data_loader_config *config) {
+    if (loader_index < 0 || loader_index >= batches->source_count)
+        return loom_fail(LOOM_ERR_ARGUMENT, "data_config: loader %lld, expected 0 to %lld", (long long)loader_index,
+            (long long)batches->source_count - 1);
+    if (batches->sources[loader_index].config.micro_batch_size == 0)
+        return loom_fail(LOOM_ERR_STATE, "data_config: a loader of one's own has none");
+    *config = batches->sources[loader_index].config;
+    if (ramps_up(batches))
+        memcpy(config->rampup_batch_size, batches->sizes.rampup_batch_size, sizeof config->rampup_batch_size);
+    return LOOM_OK;
 }
 
 loom_status loom_batches_reset(loom_batches *batches) {

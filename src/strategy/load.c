@@ -1,7 +1,6 @@
 /* Loading a state, as the strategy does it: first every rank finds out, alone, whether what was asked for is there;
  * they agree; only then anything is changed. The invariant: an error of a strict load leaves the state as it was. */
 #include "strategy/load.h"
-#include <stdio.h>
 #include <stdlib.h>
 
 /* What a report's values live in. */
@@ -10,16 +9,10 @@ struct loom_load_sources {
     loom_value_pool *pool;
 };
 
-static void free_names(char **names, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        free(names[i]);
-    free(names);
-}
-
 void loom_load_report_free(loom_load_report *report) {
-    free_names(report->missing, report->missing_count);
-    free_names(report->unexpected, report->unexpected_count);
-    free_names(report->misshaped, report->misshaped_count);
+    loom__names_free(report->missing, report->missing_count);
+    loom__names_free(report->unexpected, report->unexpected_count);
+    loom__names_free(report->misshaped, report->misshaped_count);
     if (report->sources) {
         loom_value_pool_destroy(report->sources->pool);
         loom_checkpoint_close(report->sources->checkpoint);
@@ -28,11 +21,19 @@ void loom_load_report_free(loom_load_report *report) {
     *report = (loom_load_report){0};
 }
 
+/* One module of the state. */
+typedef struct loading_module {
+    loom__state_module parts;
+    loom__load_scope scope;
+    loom__load *load;     /* of a module of loom_gpt_create, */
+    loom__own_state *own; /* or of another */
+} loading_module;
+
 typedef struct loading {
     loom_fabric *fabric;
     const loom_state *state;
-    loom__state_parts parts;
-    loom__load *load; /* of the module */
+    loading_module *modules; /* [count] */
+    int64_t count;
     loom_load_report report;
 } loading;
 
@@ -55,19 +56,39 @@ static loom_status add_missing_values(loading *l, const loom_value *common) {
         const loom_state_item *item = &l->state->items[i];
         if (!loom__state_is_plain(item) || loom_value_get(common, item->key))
             continue;
-        loom_load_report *report = &l->report;
-        char **grown = realloc(report->missing, (size_t)(report->missing_count + 1) * sizeof *grown);
-        if (grown)
-            report->missing = grown;
-        if (!grown || !(grown[report->missing_count] = strdup(item->key)))
-            return loom_fail(LOOM_ERR_MEMORY, "out of memory for a list of names");
-        report->missing_count++;
+        LOOM_TRY(loom__names_add(&l->report.missing, &l->report.missing_count, "", item->key));
+    }
+    return LOOM_OK;
+}
+
+static loom_status open_module(loading_module *m, loom_load_report *report) {
+    if (!m->parts.module->is_gpt) {
+        LOOM_TRY(loom__own_state_create(m->parts.module, m->parts.optimizer, &m->own));
+        return loom__own_list(m->own, &m->scope, report);
+    }
+    LOOM_TRY(loom__load_create(m->parts.module, m->parts.optimizer, &m->scope, &m->load));
+    return loom__load_list(m->load, report);
+}
+
+static loom_status open_modules(loading *l) {
+    loom__state_module module;
+    int64_t count = 0;
+    while (loom__state_module_at(l->state, count, &module))
+        count++;
+    l->modules = calloc((size_t)count + 1, sizeof *l->modules);
+    if (!l->modules)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a state");
+    for (l->count = 0; l->count < count;) {
+        loading_module *m = &l->modules[l->count];
+        (void)loom__state_module_at(l->state, l->count++, &m->parts);
+        m->scope = loom__load_scope_of(l->report.sources->checkpoint, &m->parts);
+        LOOM_TRY(open_module(m, &l->report));
     }
     return LOOM_OK;
 }
 
 static loom_status open_all(loading *l, const char *path) {
-    LOOM_TRY(loom__state_check(l->state, &l->parts));
+    LOOM_TRY(loom__state_check(l->state));
     struct loom_load_sources *sources = l->report.sources = calloc(1, sizeof *l->report.sources);
     if (!sources)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the load of a checkpoint");
@@ -75,45 +96,14 @@ static loom_status open_all(loading *l, const char *path) {
     LOOM_TRY(loom_checkpoint_open(path, &sources->checkpoint));
     const loom_checkpoint_info *info = loom_checkpoint_get_info(sources->checkpoint);
     l->report.iteration = info->iteration;
-    if (l->parts.module) {
-        LOOM_TRY(loom__load_create(l->parts.module, l->parts.optimizer, sources->checkpoint, &l->load));
-        LOOM_TRY(loom__load_list(l->load, &l->report));
-    }
+    LOOM_TRY(open_modules(l));
     LOOM_TRY(add_missing_values(l, info->common));
     return collect_leftover(l, info->common);
 }
 
-/* " 2 missing (a, b);" with as many names as fit. */
-static size_t say_names(char *text, size_t bytes, const char *what, char *const *names, int64_t count) {
-    size_t used = 0, part = bytes / 3;
-    if (count == 0)
-        return 0;
-    used += (size_t)snprintf(text, bytes, " %lld %s (", (long long)count, what);
-    for (int64_t i = 0; i < count; i++) {
-        if (used + strlen(names[i]) + 16 > part) {
-            used += (size_t)snprintf(text + used, bytes - used, ", …");
-            break;
-        }
-        used += (size_t)snprintf(text + used, bytes - used, "%s%s", i ? ", " : "", names[i]);
-    }
-    return used + (size_t)snprintf(text + used, bytes - used, ");");
-}
-
-static loom_status check_strict(const loading *l, const char *path) {
-    const loom_load_report *report = &l->report;
-    char text[3072] = "";
-    if (!report->missing_count && !report->unexpected_count && !report->misshaped_count)
-        return LOOM_OK;
-    size_t used = say_names(text, sizeof text, "missing", report->missing, report->missing_count);
-    used += say_names(text + used, sizeof text - used, "unexpected", report->unexpected, report->unexpected_count);
-    say_names(text + used, sizeof text - used, "misshaped", report->misshaped, report->misshaped_count);
-    return loom_fail(
-        LOOM_ERR_NOT_FOUND, "%s does not hold the state:%s a load that is not strict takes what there is", path, text);
-}
-
-static loom_status prepare(loading *l, const char *path, bool strict) {
+static loom_status prepare(loading *l, const char *path, loom_strict strict) {
     LOOM_TRY(open_all(l, path));
-    return strict ? check_strict(l, path) : LOOM_OK;
+    return loom__strict_apply(strict, l->fabric->rank, path, &l->report);
 }
 
 static loom_status take_values(loading *l) {
@@ -129,31 +119,38 @@ static loom_status take_values(loading *l) {
     return LOOM_OK;
 }
 
-static loom_status read_tensors(loading *l, bool *masters) {
-    *masters = false;
-    if (!l->load)
-        return LOOM_OK;
-    LOOM_TRY(loom__load_read(l->load, masters));
-    return l->parts.optimizer ? loom__load_optimizer(l->parts.optimizer, l->report.sources->checkpoint) : LOOM_OK;
+static loom_status read_module(const loading_module *m, bool *masters) {
+    LOOM_TRY(m->own ? loom__own_read(m->own, &m->scope) : loom__load_read(m->load, masters));
+    return m->parts.optimizer ? loom__load_optimizer(m->parts.optimizer, &m->scope) : LOOM_OK;
 }
 
-static loom_status load_all(loading *l, const char *path, bool strict) {
+/* Collective. */
+static loom_status take_module(const loading *l, const loading_module *m) {
+    loom__ddp *ddp = m->parts.module->ddp;
+    bool masters = false;
+    if (ddp)
+        LOOM_TRY(loom__ddp_wait_parameters(ddp));
+    LOOM_TRY(loom_agree(loom_rank_world(l->fabric->rank), read_module(m, &masters)));
+    return masters ? loom__ddp_gather(ddp) : LOOM_OK;
+}
+
+static loom_status load_all(loading *l, const char *path, loom_strict strict) {
     loom_comm *world = loom_rank_world(l->fabric->rank);
-    bool masters;
     LOOM_TRY(loom_agree(world, prepare(l, path, strict)));
-    if (l->parts.module && l->parts.module->ddp)
-        LOOM_TRY(loom__ddp_wait_parameters(l->parts.module->ddp));
-    LOOM_TRY(loom_agree(world, read_tensors(l, &masters)));
-    if (masters)
-        LOOM_TRY(loom__ddp_gather(l->parts.module->ddp));
+    for (int64_t i = 0; i < l->count; i++)
+        LOOM_TRY(take_module(l, &l->modules[i]));
     return loom_agree(world, take_values(l));
 }
 
 loom_status loom_fabric_load(
-    loom_fabric *fabric, const char *path, const loom_state *state, bool strict, loom_load_report *report) {
+    loom_fabric *fabric, const char *path, const loom_state *state, loom_strict strict, loom_load_report *report) {
     loading l = {.fabric = fabric, .state = state};
     loom_status status = load_all(&l, path, strict);
-    loom__load_destroy(l.load);
+    for (int64_t i = 0; i < l.count; i++) {
+        loom__load_destroy(l.modules[i].load);
+        loom__own_state_destroy(l.modules[i].own);
+    }
+    free(l.modules);
     if (status) {
         loom_load_report_free(&l.report);
         return status;

@@ -7,13 +7,28 @@
 #include <megaloom/checkpoint.h>
 #include <megaloom/state.h>
 
-/* What of a state is not plain; NULL where there is none. */
-typedef struct loom__state_parts {
+enum { LOOM__STATE_PREFIX_BYTES = 64, LOOM__STATE_NAME_BYTES = LOOM__STATE_KEY_BYTES + LOOM__STATE_PREFIX_BYTES };
+
+/* A module of a state, and the optimizer of the state that is its. */
+typedef struct loom__state_module {
+    const char *key, *optimizer_key; /* borrowed from the state; NULL without an optimizer, as is that */
+    bool is_main;
+    char prefix[LOOM__STATE_PREFIX_BYTES]; /* of its tensors and objects in a checkpoint: "" of the main one, or "KEY."
+                                            */
     loom_parallel *module;
     loom_optimizer *optimizer;
-} loom__state_parts;
+} loom__state_module;
+
 /* LOOM_ERR_ARGUMENT for a state that cannot be. */
-loom_status loom__state_check(const loom_state *state, loom__state_parts *parts);
+loom_status loom__state_check(const loom_state *state);
+/* The module of that number, in a state that was checked; 0 is the main one, whose keys in a checkpoint have no prefix.
+ * false: there is none. */
+bool loom__state_module_at(const loom_state *state, int64_t number, loom__state_module *module);
+/* Whether a name is key + "." + more. */
+static inline bool loom__begins_with(const char *name, const char *key) {
+    size_t bytes = strlen(key);
+    return strncmp(name, key, bytes) == 0 && name[bytes] == '.';
+}
 /* The item of that key, or NULL. */
 const loom_state_item *loom__state_item(const loom_state *state, const char *key);
 static inline bool loom__state_is_plain(const loom_state_item *item) {
@@ -35,20 +50,77 @@ loom_status loom__optimizer_schedule_value(
 loom_status loom__optimizer_scaler_value(
     loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **value);
 
-/* A checkpoint that is sorted to the parameters of a module. */
+/* ---- modules that were not made by loom_gpt_create */
+
+/* One tensor of such a module or its optimizer, as a checkpoint has it, and this rank's part of it. */
+typedef struct loom__own_entry {
+    char key[LOOM__STATE_KEY_BYTES];
+    bool of_optimizer;
+    bool is_main; /* this rank writes it; others hold the same */
+    loom_dtype dtype;
+    int dims;
+    int64_t shape[LOOM__STATE_DIMS], offset[LOOM__STATE_DIMS], size[LOOM__STATE_DIMS];
+    void *values; /* [size…], of the module or the optimizer */
+} loom__own_entry;
+typedef struct loom__own_state {
+    int64_t count;
+    loom__own_entry *entries;
+} loom__own_state;
+/* A parameter NAME is the tensor NAME, [its shape], or [tp, its shape] where it is a shard of the tensor ranks; an
+ * array of its optimizer is optimizer.state.ARRAY.NAME, [elements] or [tp, elements]. optimizer may be NULL. */
+loom_status loom__own_state_create(
+    const loom_parallel *parallel, const loom_optimizer *optimizer, loom__own_state **state);
+void loom__own_state_destroy(loom__own_state *state); /* NULL is accepted */
+
+/* ---- loading */
+
+/* What of a checkpoint is one module's. */
+typedef struct loom__load_scope {
+    const loom_checkpoint *checkpoint;
+    const loom_value *root;   /* as the common state of a checkpoint of this module alone; NULL: there is none */
+    const loom_value *others; /* modules of the checkpoint that have a prefix: DICT by key, or NULL */
+    char prefix[LOOM__STATE_PREFIX_BYTES]; /* of the names of its tensors and objects */
+} loom__load_scope;
+/* Finds the module where the checkpoint has it. */
+loom__load_scope loom__load_scope_of(const loom_checkpoint *checkpoint, const loom__state_module *module);
+/* The name without the prefix; NULL for one that is another module's. */
+const char *loom__load_scope_key(const loom__load_scope *scope, const char *name);
+
+/* Whether a tensor is what Transformer Engine keeps beside a layer's parameters, which no load misses or minds. */
+static inline bool loom__is_extra_state(const char *key) {
+    static const char end[] = "_extra_state";
+    size_t bytes = strlen(key);
+    return bytes >= sizeof end - 1 && strcmp(key + bytes - (sizeof end - 1), end) == 0;
+}
+
+/* What a level makes of the lists of a report on `where`, which may be a path: an error, a line in the log of rank 0,
+ * or an empty list. Not collective. LOOM_ERR_NOT_FOUND; LOOM_ERR_ARGUMENT for a level that is none; LOOM_ERR_MEMORY. */
+loom_status loom__strict_apply(loom_strict strict, loom_rank *rank, const char *where, loom_load_report *report);
+/* The level for a module's own dict, where what raises for one raises for both. */
+loom_strict loom__strict_of_module(loom_strict strict);
+/* Adds prefix and name to a list. LOOM_ERR_MEMORY. */
+loom_status loom__names_add(char ***names, int64_t *count, const char *prefix, const char *name);
+void loom__names_free(char **names, int64_t count);
+
+/* The lists of a report for such a module: they grow. */
+loom_status loom__own_list(const loom__own_state *state, const loom__load_scope *scope, loom_load_report *report);
+/* Reads what there is of it. */
+loom_status loom__own_read(const loom__own_state *state, const loom__load_scope *scope);
+
+/* A checkpoint that is sorted to the parameters of a module of loom_gpt_create. */
 typedef struct loom__load loom__load;
 
 /* optimizer may be NULL. Not collective: the same on every rank. Errors: those of loom__reshard_source_create. */
-loom_status loom__load_create(const loom_parallel *parallel, const loom_optimizer *optimizer,
-    const loom_checkpoint *checkpoint, loom__load **load);
+loom_status loom__load_create(
+    const loom_parallel *parallel, const loom_optimizer *optimizer, const loom__load_scope *scope, loom__load **load);
 void loom__load_destroy(loom__load *load); /* NULL is accepted */
 
-/* The three lists of a report, over the whole model: the same on every rank. */
+/* The lists of a report, over the whole model, the same on every rank: they grow. */
 loom_status loom__load_list(const loom__load *load, loom_load_report *report);
 /* Reads this rank's part of what there is. *masters: whether the parameters were read as the optimizer's masters, so
  * that with shards they are to be gathered. */
 loom_status loom__load_read(const loom__load *load, bool *masters);
 /* Updates so far and schedule of the optimizer, as far as the checkpoint has them. */
-loom_status loom__load_optimizer(loom_optimizer *optimizer, const loom_checkpoint *checkpoint);
+loom_status loom__load_optimizer(loom_optimizer *optimizer, const loom__load_scope *scope);
 
 #endif

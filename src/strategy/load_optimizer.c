@@ -38,13 +38,15 @@ static loom_status read_steps(const loom_value *optimizer, int64_t *steps) {
     return read_integer(first_item(groups), "param_groups of the optimizer", "step", steps);
 }
 
-static loom_status find_steps(const loom_checkpoint *checkpoint, int64_t *steps) {
+static loom_status find_steps(const loom__load_scope *scope, int64_t *steps) {
+    const loom_checkpoint *checkpoint = scope->checkpoint;
     const loom_checkpoint_info *info = loom_checkpoint_get_info(checkpoint);
-    const loom_value *common = loom_value_get(info->common, "optimizer"), *inner = first_item(common);
+    const loom_value *common = loom_value_get(scope->root, "optimizer"), *inner = first_item(common);
     LOOM_TRY(read_steps(inner ? inner : common, steps));
     for (int64_t i = 0; *steps < 0 && i < info->objects; i++) {
         const loom_checkpoint_object *object = loom_checkpoint_object_at(checkpoint, i);
-        if (strcmp(object->name, "optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1") != 0)
+        const char *key = loom__load_scope_key(scope, object->name);
+        if (!key || strcmp(key, "optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1") != 0)
             continue;
         loom_value_pool *pool = NULL;
         const loom_value *value = NULL;
@@ -103,15 +105,14 @@ static loom_status read_progress(const loom_value *common, loom__optimizer_progr
     return LOOM_OK;
 }
 
-loom_status loom__load_optimizer(loom_optimizer *optimizer, const loom_checkpoint *checkpoint) {
-    const loom_value *common = loom_checkpoint_get_info(checkpoint)->common;
+loom_status loom__load_optimizer(loom_optimizer *optimizer, const loom__load_scope *scope) {
     loom__optimizer_progress progress = loom__optimizer_progress_of(optimizer);
     int64_t steps = -1;
-    LOOM_TRY(find_steps(checkpoint, &steps));
-    LOOM_TRY(read_progress(common, &progress));
+    LOOM_TRY(find_steps(scope, &steps));
+    LOOM_TRY(read_progress(scope->root, &progress));
     if (steps >= 0) {
         progress.steps = steps;
         loom__optimizer_set_progress(optimizer, &progress);
     }
-    return load_schedule(optimizer, common);
+    return load_schedule(optimizer, scope->root);
 }

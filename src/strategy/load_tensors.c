@@ -10,19 +10,21 @@
 
 struct loom__load {
     const loom_parallel *parallel;
-    const loom_checkpoint *checkpoint;
+    loom__load_scope scope;
     const loom__gpt *gpt;
     const loom__optimizer_state *state; /* NULL: no optimizer */
     loom__sharded_options options;
     loom__stored_tensor *tensors;
-    loom__stored_chunk **chunks; /* [tensors] */
+    loom__stored_chunk **chunks; /* [count] */
+    int64_t *numbers;            /* [count] of the checkpoint's tensors */
     int64_t count;
     loom__written written;
     loom__reshard_source *source;
     bool masters; /* the checkpoint has them */
 };
 
-static loom_status copy_chunks(loom__load *load, int64_t number, const loom_checkpoint_tensor *tensor) {
+static loom_status copy_chunks(
+    loom__load *load, int64_t number, const char *key, const loom_checkpoint_tensor *tensor) {
     loom__stored_chunk *chunks = calloc((size_t)tensor->chunk_count + 1, sizeof *chunks);
     if (!chunks)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld chunks", (long long)tensor->chunk_count);
@@ -33,7 +35,7 @@ static loom_status copy_chunks(loom__load *load, int64_t number, const loom_chec
         }
     load->chunks[number] = chunks;
     loom__stored_tensor *stored = &load->tensors[number];
-    *stored = (loom__stored_tensor){.key = tensor->name,
+    *stored = (loom__stored_tensor){.key = key,
         .dims = tensor->dims,
         .original_dims = tensor->original_dims,
         .chunk_count = tensor->chunk_count,
@@ -46,13 +48,22 @@ static loom_status copy_chunks(loom__load *load, int64_t number, const loom_chec
 _Static_assert((int)LOOM_CHECKPOINT_MAX_DIMS == (int)LOOM__STORED_DIMS, "shapes are copied whole");
 
 static loom_status list_tensors(loom__load *load) {
-    load->count = loom_checkpoint_get_info(load->checkpoint)->tensors;
-    load->tensors = calloc((size_t)load->count + 1, sizeof *load->tensors);
-    load->chunks = calloc((size_t)load->count + 1, sizeof(loom__stored_chunk *));
-    if (!load->tensors || !load->chunks)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld tensors", (long long)load->count);
-    for (int64_t i = 0; i < load->count; i++)
-        LOOM_TRY(copy_chunks(load, i, loom_checkpoint_tensor_at(load->checkpoint, i)));
+    const loom_checkpoint *checkpoint = load->scope.checkpoint;
+    int64_t count = loom_checkpoint_get_info(checkpoint)->tensors;
+    load->tensors = calloc((size_t)count + 1, sizeof *load->tensors);
+    load->chunks = calloc((size_t)count + 1, sizeof(loom__stored_chunk *));
+    load->numbers = calloc((size_t)count + 1, sizeof *load->numbers);
+    if (!load->tensors || !load->chunks || !load->numbers)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld tensors", (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(checkpoint, i);
+        const char *key = loom__load_scope_key(&load->scope, tensor->name);
+        /* An optimizer that nobody asks for needs no layout by which its buckets are understood. */
+        if (!key || (!load->state && strncmp(key, "optimizer.", strlen("optimizer.")) == 0))
+            continue;
+        load->numbers[load->count] = i;
+        LOOM_TRY(copy_chunks(load, load->count++, key, tensor));
+    }
     return LOOM_OK;
 }
 
@@ -86,7 +97,7 @@ static loom_status find_layout(loom__load *load, bool *found) {
         *found = false;
         return LOOM_OK;
     }
-    LOOM_TRY(loom__layout_read(loom_checkpoint_get_info(load->checkpoint)->common, &told, &stages, &tells));
+    LOOM_TRY(loom__layout_read(load->scope.root, &told, &stages, &tells));
     if (!tells)
         return loom__written_find(config, load->tensors, load->count, &load->written, found);
     loom_status status = loom__written_from(config, load->tensors, load->count, &told, &load->written);
@@ -111,13 +122,13 @@ static loom_status sort_in(loom__load *load) {
     return LOOM_OK;
 }
 
-loom_status loom__load_create(const loom_parallel *parallel, const loom_optimizer *optimizer,
-    const loom_checkpoint *checkpoint, loom__load **out) {
+loom_status loom__load_create(
+    const loom_parallel *parallel, const loom_optimizer *optimizer, const loom__load_scope *scope, loom__load **out) {
     loom__load *load = calloc(1, sizeof *load);
     if (!load)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the load of a checkpoint");
     load->parallel = parallel;
-    load->checkpoint = checkpoint;
+    load->scope = *scope;
     load->gpt = parallel->module->context;
     load->options = (loom__sharded_options){.prefix = ""};
     if (optimizer) {
@@ -143,38 +154,38 @@ void loom__load_destroy(loom__load *load) {
     for (int64_t i = 0; load->chunks && i < load->count; i++)
         free(load->chunks[i]);
     free(load->chunks);
+    free(load->numbers);
     free(load->tensors);
     free(load);
 }
 
 /* ---- what there is */
 
-static loom_status add_name(char ***names, int64_t *count, const char *prefix, const char *name) {
-    char **grown = realloc(*names, (size_t)(*count + 1) * sizeof *grown);
-    size_t bytes = strlen(prefix) + strlen(name) + 1;
-    if (grown)
-        *names = grown;
-    char *made = grown ? malloc(bytes) : NULL;
-    if (!made)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a list of %lld names", (long long)*count + 1);
-    snprintf(made, bytes, "%s%s", prefix, name);
-    grown[(*count)++] = made;
-    return LOOM_OK;
-}
-
 static loom_status list_missing(const loom__load *load, int array, loom_load_report *report) {
-    char prefix[LOOM__STATE_KEY_BYTES] = "";
+    char prefix[LOOM__STATE_NAME_BYTES];
     loom__reshard_plan *plan = NULL;
+    snprintf(prefix, sizeof prefix, "%s", load->scope.prefix);
     if (array != LOOM__STATE_WEIGHT)
-        snprintf(prefix, sizeof prefix, "optimizer.state.%s.",
+        snprintf(prefix, sizeof prefix, "%soptimizer.state.%s.", load->scope.prefix,
             array == LOOM__STATE_MASTER ? "param" : load->options.moment[array - LOOM__STATE_MOMENT].name);
     LOOM_TRY(plan_whole(load, array, &plan));
     loom_status status = LOOM_OK;
     for (int64_t i = 0; i < plan->missing_count && !status; i++)
-        status = add_name(
+        status = loom__names_add(
             &report->missing, &report->missing_count, prefix, load->gpt->spec->parameters[plan->missing[i]].name);
     loom__reshard_plan_destroy(plan);
     return status;
+}
+
+/* What the source could not take. */
+static loom_status list_left(
+    const loom__load *load, const int64_t *numbers, int64_t left, char ***names, int64_t *count) {
+    for (int64_t i = 0; i < left; i++) {
+        const char *key = load->tensors[numbers[i]].key;
+        if (!loom__is_extra_state(key))
+            LOOM_TRY(loom__names_add(names, count, load->scope.prefix, key));
+    }
+    return LOOM_OK;
 }
 
 loom_status loom__load_list(const loom__load *load, loom_load_report *report) {
@@ -182,17 +193,8 @@ loom_status loom__load_list(const loom__load *load, loom_load_report *report) {
     for (int array = 0; array < array_count(load); array++)
         if (array != LOOM__STATE_MASTER || load->masters)
             LOOM_TRY(list_missing(load, array, report));
-    for (int64_t i = 0; i < left.unexpected_count; i++) {
-        const char *key = load->tensors[left.unexpected[i]].key;
-        if (load->state || strncmp(key, "optimizer.", strlen("optimizer.")) != 0)
-            LOOM_TRY(add_name(&report->unexpected, &report->unexpected_count, "", key));
-    }
-    for (int64_t i = 0; i < left.misshaped_count; i++) {
-        const char *key = load->tensors[left.misshaped[i]].key;
-        if (load->state || strncmp(key, "optimizer.", strlen("optimizer.")) != 0)
-            LOOM_TRY(add_name(&report->misshaped, &report->misshaped_count, "", key));
-    }
-    return LOOM_OK;
+    LOOM_TRY(list_left(load, left.unexpected, left.unexpected_count, &report->unexpected, &report->unexpected_count));
+    return list_left(load, left.misshaped, left.misshaped_count, &report->misshaped, &report->misshaped_count);
 }
 
 /* ---- reading */
@@ -270,8 +272,8 @@ static void copy_box(const loom__box_copy *copy, const float *from, const sink *
 /* The copies [*at, …) of one chunk. */
 static loom_status read_chunk(const reading *r, const loom__reshard_plan *plan, int64_t *at) {
     const loom__reshard_copy *copy = &plan->copies[*at];
-    const loom_checkpoint *checkpoint = r->load->checkpoint;
-    const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(checkpoint, copy->tensor);
+    const loom_checkpoint *checkpoint = r->load->scope.checkpoint;
+    const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(checkpoint, r->load->numbers[copy->tensor]);
     const loom_checkpoint_chunk *chunk = &tensor->chunks[copy->chunk];
     int64_t tensor_number = copy->tensor, chunk_number = copy->chunk;
     size_t elements = 1;

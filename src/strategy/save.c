@@ -12,43 +12,67 @@
 static const char *const own_keys[] = {
     "checkpoint_version", "content_metadata", "optimizer", "opt_param_scheduler", "megaloom"};
 
+/* One module of a state. */
 typedef struct saving {
+    loom_fabric *fabric;
+    const loom_state_filter *filters;
+    int64_t filter_count;
+    loom__state_module parts;
+    loom__sharded_layout layout;
+    loom_stage *stages;
+    loom__sharded_options options;
+    loom__state_buckets *buckets; /* NULL without the distributed optimizer */
+    loom__sharded_state *entries; /* of this rank; NULL for a module without a specification: */
+    loom__own_state *own;
+    loom_value_pool *pool; /* borrowed, as is the writer */
+    loom__checkpoint_writer *writer;
+} saving;
+
+/* All of it. */
+typedef struct saving_all {
     loom_fabric *fabric;
     const char *path;
     const loom_state *state;
     const loom_state_filter *filters;
     int64_t filter_count;
-    loom__state_parts parts;
-    const char *module_key, *optimizer_key;
-    loom__sharded_layout layout; /* of the module */
-    loom_stage *stages;
-    loom__sharded_options options;
-    loom__state_buckets *buckets; /* NULL without the distributed optimizer */
-    loom__sharded_state *entries; /* of this rank; NULL without a module */
+    saving *modules; /* [count], the main one first */
+    int64_t count;
     loom_value_pool *pool;
     loom__checkpoint_writer *writer;
     loom__checkpoint_description description;
-} saving;
+} saving_all;
 
-static bool keeps(const saving *s, const char *key, const char *name) {
-    for (int64_t i = 0; i < s->filter_count; i++)
-        if (key && strcmp(s->filters[i].key, key) == 0 && !s->filters[i].keep(s->filters[i].context, name))
+static bool keeps(const loom_state_filter *filters, int64_t count, const char *key, const char *name) {
+    for (int64_t i = 0; i < count; i++)
+        if (key && strcmp(filters[i].key, key) == 0 && !filters[i].keep(filters[i].context, name))
             return false;
     return true;
 }
 
-static loom_status check_keys(saving *s) {
-    LOOM_TRY(loom__state_check(s->state, &s->parts));
+/* An item's key, or below it a path into a plain one: "run/data". */
+static bool is_key_of(const loom_state *state, const char *key) {
+    const char *slash = strchr(key, '/');
+    for (int64_t i = 0; i < state->count; i++) {
+        const loom_state_item *item = &state->items[i];
+        size_t bytes = strlen(item->key);
+        bool below = slash && loom__state_is_plain(item) && bytes == (size_t)(slash - key);
+        if (strcmp(item->key, key) == 0 || (below && strncmp(item->key, key, bytes) == 0))
+            return true;
+    }
+    return false;
+}
+
+static loom_status no_such_key(const char *key) {
+    return loom_fail(LOOM_ERR_ARGUMENT, "save: a filter has the key %s, which the state lacks", key ? key : "(none)");
+}
+
+static loom_status check_keys(const saving_all *s) {
+    LOOM_TRY(loom__state_check(s->state));
     for (int64_t i = 0; i < s->filter_count; i++)
-        if (!s->filters[i].key || !s->filters[i].keep || !loom__state_item(s->state, s->filters[i].key))
-            return loom_fail(LOOM_ERR_ARGUMENT, "save: a filter has the key %s, which the state lacks",
-                s->filters[i].key ? s->filters[i].key : "(none)");
+        if (!s->filters[i].key || !s->filters[i].keep || !is_key_of(s->state, s->filters[i].key))
+            return no_such_key(s->filters[i].key);
     for (int64_t i = 0; i < s->state->count; i++) {
         const loom_state_item *item = &s->state->items[i];
-        if (item->module)
-            s->module_key = item->key;
-        if (item->optimizer)
-            s->optimizer_key = item->key;
         if (!loom__state_is_plain(item))
             continue;
         for (size_t k = 0; k < sizeof own_keys / sizeof *own_keys; k++)
@@ -66,8 +90,8 @@ static loom_status check_keys(saving *s) {
 
 static loom_status shard_state(saving *s) {
     const loom_parallel *parallel = s->parts.module;
-    if (!parallel)
-        return LOOM_OK;
+    if (!parallel->is_gpt)
+        return loom__own_state_create(parallel, s->parts.optimizer, &s->own);
     const loom__gpt *gpt = parallel->module->context;
     LOOM_TRY(loom__parallel_layout(parallel, &s->layout, &s->stages));
     const loom__ddp_view *view = parallel->ddp ? loom__ddp_view_of(parallel->ddp) : NULL;
@@ -88,12 +112,21 @@ static loom_status shard_state(saving *s) {
         &s->layout, &s->options, gpt->part, gpt->set->tp_rank, parallel->stage, place, &s->entries);
 }
 
+static bool keeps_entry(const saving *s, bool of_optimizer, const char *key) {
+    return keeps(s->filters, s->filter_count, of_optimizer ? s->parts.optimizer_key : s->parts.key, key);
+}
+
 /* Members of other instances of the distributed optimizer, and all but the first member without it, hold what others
  * write. */
 static bool writes(const saving *s, const loom__state_entry *entry) {
-    const char *key =
-        entry->array == LOOM__STATE_WEIGHT && entry->object <= LOOM__STATE_EXTRA ? s->module_key : s->optimizer_key;
-    return loom__state_entry_is_main(entry) && keeps(s, key, entry->key);
+    bool of_module = entry->array == LOOM__STATE_WEIGHT && entry->object <= LOOM__STATE_EXTRA;
+    return loom__state_entry_is_main(entry) && keeps_entry(s, !of_module, entry->key);
+}
+
+/* A key as the checkpoint has it. */
+static const char *name_of(const saving *s, const char *key, char name[LOOM__STATE_NAME_BYTES]) {
+    snprintf(name, LOOM__STATE_NAME_BYTES, "%s%s", s->parts.prefix, key);
+    return name;
 }
 
 static loom_status no_data(const loom__state_entry *entry, const char *name) {
@@ -130,8 +163,9 @@ static loom_status write_tensor(saving *s, const loom__state_entry *entry) {
     } else {
         LOOM_TRY(data_of(s, entry, &data));
     }
-    loom_status status = loom__checkpoint_file_tensor(
-        s->writer, entry->key, entry->dtype, entry->dims, entry->shape, entry->offset, entry->size, data);
+    char name[LOOM__STATE_NAME_BYTES];
+    loom_status status = loom__checkpoint_file_tensor(s->writer, name_of(s, entry->key, name), entry->dtype,
+        entry->dims, entry->shape, entry->offset, entry->size, data);
     free(gap);
     return status;
 }
@@ -178,40 +212,77 @@ static loom_status write_object(saving *s, const loom__state_entry *entry) {
         LOOM_TRY(numel_value(s, entry->object == LOOM__STATE_NUMEL_UNPADDED, &value));
     LOOM_TRY(loom_value_list(s->pool, &list));
     LOOM_TRY(loom_value_append(s->pool, list, value));
-    return loom__checkpoint_file_object(s->writer, entry->key, list);
+    char name[LOOM__STATE_NAME_BYTES];
+    return loom__checkpoint_file_object(s->writer, name_of(s, entry->key, name), list);
 }
 
-static loom_status write_file(saving *s) {
+static bool writes_own(const saving *s, const loom__own_entry *entry) {
+    return entry->is_main && keeps_entry(s, entry->of_optimizer, entry->key);
+}
+
+static int64_t count_written(const saving *s) {
     int64_t count = 0;
     for (int64_t i = 0; s->entries && i < s->entries->count; i++)
         count += writes(s, &s->entries->entries[i]);
-    if (count == 0)
-        return LOOM_OK;
-    LOOM_TRY(loom__checkpoint_file_create(s->path, loom_rank_index(s->fabric->rank), 0, &s->writer));
-    for (int64_t i = 0; i < s->entries->count; i++)
+    for (int64_t i = 0; s->own && i < s->own->count; i++)
+        count += writes_own(s, &s->own->entries[i]);
+    return count;
+}
+
+static loom_status write_objects(saving *s) {
+    for (int64_t i = 0; s->entries && i < s->entries->count; i++)
         if (writes(s, &s->entries->entries[i]) && s->entries->entries[i].object)
             LOOM_TRY(write_object(s, &s->entries->entries[i]));
-    for (int64_t i = 0; i < s->entries->count; i++)
+    return LOOM_OK;
+}
+
+static loom_status write_own(const saving *s, const loom__own_entry *entry) {
+    char name[LOOM__STATE_NAME_BYTES];
+    return loom__checkpoint_file_tensor(s->writer, name_of(s, entry->key, name), entry->dtype, entry->dims,
+        entry->shape, entry->offset, entry->size, entry->values);
+}
+
+static loom_status write_tensors(saving *s) {
+    for (int64_t i = 0; s->entries && i < s->entries->count; i++)
         if (writes(s, &s->entries->entries[i]) && !s->entries->entries[i].object)
             LOOM_TRY(write_tensor(s, &s->entries->entries[i]));
-    return loom__checkpoint_file_finish(s->writer, &s->description);
+    for (int64_t i = 0; s->own && i < s->own->count; i++)
+        if (writes_own(s, &s->own->entries[i]))
+            LOOM_TRY(write_own(s, &s->own->entries[i]));
+    return LOOM_OK;
+}
+
+static loom_status write_file(saving_all *all) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < all->count; i++)
+        count += count_written(&all->modules[i]);
+    if (count == 0)
+        return LOOM_OK;
+    LOOM_TRY(loom__checkpoint_file_create(all->path, loom_rank_index(all->fabric->rank), 0, &all->writer));
+    for (int64_t i = 0; i < all->count; i++) {
+        all->modules[i].writer = all->writer;
+        LOOM_TRY(write_objects(&all->modules[i]));
+    }
+    for (int64_t i = 0; i < all->count; i++)
+        LOOM_TRY(write_tensors(&all->modules[i]));
+    return loom__checkpoint_file_finish(all->writer, &all->description);
 }
 
 /* ---- the common state */
 
-static loom_status set_text(const saving *s, loom_value *dict, const char *key, const char *of) {
+static loom_status set_text(loom_value_pool *pool, loom_value *dict, const char *key, const char *of) {
     loom_value *value = NULL;
-    LOOM_TRY(loom_value_text(s->pool, of, &value));
-    return loom_value_set(s->pool, dict, key, value);
+    LOOM_TRY(loom_value_text(pool, of, &value));
+    return loom_value_set(pool, dict, key, value);
 }
 
-static loom_status set_bool(const saving *s, loom_value *dict, const char *key, bool of) {
+static loom_status set_bool(loom_value_pool *pool, loom_value *dict, const char *key, bool of) {
     loom_value *value = NULL;
-    LOOM_TRY(loom_value_bool(s->pool, of, &value));
-    return loom_value_set(s->pool, dict, key, value);
+    LOOM_TRY(loom_value_bool(pool, of, &value));
+    return loom_value_set(pool, dict, key, value);
 }
 
-static loom_status add_content(const saving *s, loom_value *common) {
+static loom_status add_content(const saving_all *s, loom_value *common) {
     loom__content_metadata content =
         loom__sharded_state_dict_metadata(s->fabric->config.ddp_config.use_distributed_optimizer);
     loom_value *dict = NULL, *version = NULL;
@@ -219,10 +290,40 @@ static loom_status add_content(const saving *s, loom_value *common) {
     LOOM_TRY(loom_value_set(s->pool, common, "checkpoint_version", version));
     LOOM_TRY(loom_value_dict(s->pool, &dict));
     if (content.distrib_optim_sharding_type)
-        LOOM_TRY(set_text(s, dict, "distrib_optim_sharding_type", content.distrib_optim_sharding_type));
-    LOOM_TRY(set_bool(s, dict, "singleton_local_shards", content.singleton_local_shards));
-    LOOM_TRY(set_bool(s, dict, "chained_optim_avoid_prefix", content.chained_optim_avoid_prefix));
+        LOOM_TRY(set_text(s->pool, dict, "distrib_optim_sharding_type", content.distrib_optim_sharding_type));
+    LOOM_TRY(set_bool(s->pool, dict, "singleton_local_shards", content.singleton_local_shards));
+    LOOM_TRY(set_bool(s->pool, dict, "chained_optim_avoid_prefix", content.chained_optim_avoid_prefix));
     return loom_value_set(s->pool, common, "content_metadata", dict);
+}
+
+static bool filters_below(const loom_state_filter *filters, int64_t count, const char *path) {
+    size_t bytes = strlen(path);
+    for (int64_t i = 0; i < count; i++)
+        if (strncmp(filters[i].key, path, bytes) == 0 && (!filters[i].key[bytes] || filters[i].key[bytes] == '/'))
+            return true;
+    return false;
+}
+
+/* A dict without the entries, of its own and of dicts in it, that the filters leave out. */
+static loom_status filtered(loom_value_pool *pool, const loom_state_filter *filters, int64_t count, const char *path,
+    const loom_value **value) {
+    loom_value *dict = NULL;
+    const loom_value *from = *value;
+    if (!from || from->kind != LOOM_VALUE_DICT || !filters_below(filters, count, path))
+        return LOOM_OK;
+    LOOM_TRY(loom_value_dict(pool, &dict));
+    for (int64_t i = 0; i < from->count; i++) {
+        const loom_value *name = from->items[2 * i], *inner = from->items[2 * i + 1];
+        char below[LOOM__STATE_NAME_BYTES];
+        bool is_text = name->kind == LOOM_VALUE_TEXT;
+        if (is_text && !keeps(filters, count, path, name->text))
+            continue;
+        if (is_text && snprintf(below, sizeof below, "%s/%s", path, name->text) < (int)sizeof below)
+            LOOM_TRY(filtered(pool, filters, count, below, &inner));
+        LOOM_TRY(loom_value_set_pair(pool, dict, name, inner));
+    }
+    *value = dict;
+    return LOOM_OK;
 }
 
 static loom_status add_optimizer(const saving *s, loom_value *common) {
@@ -233,7 +334,7 @@ static loom_status add_optimizer(const saving *s, loom_value *common) {
         return LOOM_OK;
     LOOM_TRY(loom_value_dict(s->pool, &dict));
     if (s->buckets) {
-        LOOM_TRY(set_text(s, dict, "param_state_sharding_type", "dp_reshardable"));
+        LOOM_TRY(set_text(s->pool, dict, "param_state_sharding_type", "dp_reshardable"));
     } else {
         LOOM_TRY(groups_value(s, &groups));
         LOOM_TRY(loom_value_set(s->pool, dict, "optimizer", groups));
@@ -241,47 +342,80 @@ static loom_status add_optimizer(const saving *s, loom_value *common) {
     LOOM_TRY(loom__optimizer_scaler_value(s->pool, optimizer, &scaler));
     if (scaler)
         LOOM_TRY(loom_value_set(s->pool, dict, "grad_scaler", scaler));
-    LOOM_TRY(loom_value_set(s->pool, common, "optimizer", dict));
+    const loom_value *kept = dict;
+    LOOM_TRY(filtered(s->pool, s->filters, s->filter_count, s->parts.optimizer_key, &kept));
+    LOOM_TRY(loom_value_set(s->pool, common, "optimizer", kept));
     LOOM_TRY(loom__optimizer_schedule_value(s->pool, optimizer, &schedule));
     return loom_value_set(s->pool, common, "opt_param_scheduler", schedule);
 }
 
-static loom_status add_layout(const saving *s, loom_value *common) {
+/* What only we read of a module: *dict. */
+static loom_status make_own(const saving *s, loom_value **dict) {
     const loom_value *layout = NULL;
-    loom_value *dict = NULL, *skipped = NULL;
-    if (!s->parts.module)
-        return LOOM_OK;
-    LOOM_TRY(loom_value_dict(s->pool, &dict));
-    LOOM_TRY(loom__layout_value(s->pool, &s->layout, &layout));
-    LOOM_TRY(loom_value_set(s->pool, dict, "layout", layout));
+    loom_value *skipped = NULL;
+    LOOM_TRY(loom_value_dict(s->pool, dict));
+    if (s->entries) {
+        LOOM_TRY(loom__layout_value(s->pool, &s->layout, &layout));
+        LOOM_TRY(loom_value_set(s->pool, *dict, "layout", layout));
+    }
     if (s->parts.optimizer) {
         LOOM_TRY(loom_value_int(s->pool, loom__optimizer_progress_of(s->parts.optimizer).skipped_steps, &skipped));
-        LOOM_TRY(loom_value_set(s->pool, dict, "skipped_steps", skipped));
+        LOOM_TRY(loom_value_set(s->pool, *dict, "skipped_steps", skipped));
     }
-    return loom_value_set(s->pool, common, "megaloom", dict);
-}
-
-/* A dict without the entries that the filters leave out. */
-static loom_status filtered(const saving *s, const char *key, const loom_value **value) {
-    loom_value *dict = NULL;
-    const loom_value *from = *value;
-    if (from->kind != LOOM_VALUE_DICT || s->filter_count == 0)
-        return LOOM_OK;
-    LOOM_TRY(loom_value_dict(s->pool, &dict));
-    for (int64_t i = 0; i < from->count; i++) {
-        const loom_value *name = from->items[2 * i];
-        if (name->kind != LOOM_VALUE_TEXT || keeps(s, key, name->text))
-            LOOM_TRY(loom_value_set_pair(s->pool, dict, name, from->items[2 * i + 1]));
-    }
-    *value = dict;
     return LOOM_OK;
 }
 
-static loom_status make_common(const saving *s, loom_value **common) {
+/* The main module's part of the common state is where Megatron-Core has it; each other's is alike, under its key. */
+static loom_status add_modules(const saving_all *all, loom_value *common) {
+    loom_value *own = NULL, *others = NULL;
+    if (all->count == 0)
+        return LOOM_OK;
+    LOOM_TRY(add_optimizer(&all->modules[0], common));
+    LOOM_TRY(make_own(&all->modules[0], &own));
+    LOOM_TRY(loom_value_set(all->pool, common, "megaloom", own));
+    if (all->count == 1)
+        return LOOM_OK;
+    LOOM_TRY(set_text(all->pool, own, "main_module", all->modules[0].parts.key));
+    LOOM_TRY(loom_value_dict(all->pool, &others));
+    for (int64_t i = 1; i < all->count; i++) {
+        const saving *s = &all->modules[i];
+        loom_value *root = NULL, *inner = NULL;
+        LOOM_TRY(loom_value_dict(all->pool, &root));
+        LOOM_TRY(add_optimizer(s, root));
+        LOOM_TRY(make_own(s, &inner));
+        LOOM_TRY(loom_value_set(all->pool, root, "megaloom", inner));
+        LOOM_TRY(loom_value_set(all->pool, others, s->parts.key, root));
+    }
+    return loom_value_set(all->pool, own, "modules", others);
+}
+
+/* A filter of a path finds a DICT there. */
+static loom_status check_path(const loom_state_filter *filter, const loom_value *value, const char *path) {
+    for (const char *slash; value && path; path = slash ? slash + 1 : NULL) {
+        char name[LOOM__STATE_NAME_BYTES];
+        slash = strchr(path, '/');
+        size_t bytes = slash ? (size_t)(slash - path) : strlen(path);
+        if (bytes >= sizeof name)
+            return no_such_key(filter->key);
+        memcpy(name, path, bytes);
+        name[bytes] = '\0';
+        value = loom_value_get(value, name);
+    }
+    return value && value->kind == LOOM_VALUE_DICT ? LOOM_OK : no_such_key(filter->key);
+}
+
+static loom_status check_paths(const saving_all *s, const loom_state_item *item, const loom_value *value) {
+    size_t bytes = strlen(item->key);
+    for (int64_t i = 0; i < s->filter_count; i++)
+        if (strncmp(s->filters[i].key, item->key, bytes) == 0 && s->filters[i].key[bytes] == '/')
+            LOOM_TRY(check_path(&s->filters[i], value, s->filters[i].key + bytes + 1));
+    return LOOM_OK;
+}
+
+static loom_status make_common(const saving_all *s, loom_value **common) {
     LOOM_TRY(loom_value_dict(s->pool, common));
     LOOM_TRY(add_content(s, *common));
-    LOOM_TRY(add_optimizer(s, *common));
-    LOOM_TRY(add_layout(s, *common));
+    LOOM_TRY(add_modules(s, *common));
     for (int64_t i = 0; i < s->state->count; i++) {
         const loom_state_item *item = &s->state->items[i];
         const loom_value *value = item->value;
@@ -289,7 +423,8 @@ static loom_status make_common(const saving *s, loom_value **common) {
             continue;
         if (item->save)
             LOOM_TRY(item->save(item->context, s->pool, &value));
-        LOOM_TRY(filtered(s, item->key, &value));
+        LOOM_TRY(check_paths(s, item, value));
+        LOOM_TRY(filtered(s->pool, s->filters, s->filter_count, item->key, &value));
         LOOM_TRY(loom_value_set(s->pool, *common, item->key, value));
     }
     return LOOM_OK;
@@ -297,7 +432,7 @@ static loom_status make_common(const saving *s, loom_value **common) {
 
 /* ---- together */
 
-static loom_status commit(const saving *s, const char *all, const int64_t *bytes, int64_t most, int ranks) {
+static loom_status commit(const saving_all *s, const char *all, const int64_t *bytes, int64_t most, int ranks) {
     loom__checkpoint_description *descriptions = calloc((size_t)ranks, sizeof *descriptions);
     loom_value *common = NULL;
     int64_t count = 0;
@@ -314,7 +449,7 @@ static loom_status commit(const saving *s, const char *all, const int64_t *bytes
 }
 
 /* What every rank's file holds, on rank 0. */
-static loom_status gather(const saving *s, const int64_t *bytes, int64_t most, char *all) {
+static loom_status gather(const saving_all *s, const int64_t *bytes, int64_t most, char *all) {
     loom_comm *world = loom_rank_world(s->fabric->rank);
     char *mine = calloc((size_t)most + 1, 1);
     loom_status status =
@@ -333,7 +468,7 @@ static loom_status gather(const saving *s, const int64_t *bytes, int64_t most, c
     return loom_agree(world, first ? commit(s, all, bytes, most, loom_comm_size(world)) : LOOM_OK);
 }
 
-static loom_status finish(const saving *s) {
+static loom_status finish(const saving_all *s) {
     loom_comm *world = loom_rank_world(s->fabric->rank);
     int ranks = loom_comm_size(world);
     int64_t mine = (int64_t)s->description.bytes, most = 0;
@@ -352,31 +487,74 @@ static loom_status finish(const saving *s) {
     return status;
 }
 
-static loom_status prepare(saving *s) {
+static loom_status list_modules(saving_all *s) {
+    loom__state_module module;
+    while (loom__state_module_at(s->state, s->count, &module))
+        s->count++;
+    s->modules = calloc((size_t)s->count + 1, sizeof *s->modules);
+    if (!s->modules) {
+        s->count = 0;
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a state");
+    }
+    for (int64_t i = 0; i < s->count; i++) {
+        saving *one = &s->modules[i];
+        *one = (saving){.fabric = s->fabric, .filters = s->filters, .filter_count = s->filter_count, .pool = s->pool};
+        (void)loom__state_module_at(s->state, i, &one->parts);
+        LOOM_TRY(shard_state(one));
+    }
+    return LOOM_OK;
+}
+
+/* The main module's keys have no prefix that would keep them apart from those of others. */
+static loom_status check_apart(const saving_all *s, const char *name) {
+    for (int64_t i = 1; i < s->count; i++)
+        if (loom__begins_with(name, s->modules[i].parts.key))
+            return loom_fail(LOOM_ERR_ARGUMENT,
+                "state: the key %s of a module begins keys of the main module, %s, such as %s: expected another",
+                s->modules[i].parts.key, s->modules[0].parts.key, name);
+    return LOOM_OK;
+}
+
+static loom_status check_all_apart(const saving_all *s) {
+    LOOM_TRY(s->count > 1 ? check_apart(s, "optimizer.") : LOOM_OK);
+    for (int64_t i = 0; s->count > 1 && s->modules->entries && i < s->modules->entries->count; i++)
+        LOOM_TRY(check_apart(s, s->modules->entries->entries[i].key));
+    for (int64_t i = 0; s->count > 1 && s->modules->own && i < s->modules->own->count; i++)
+        LOOM_TRY(check_apart(s, s->modules->own->entries[i].key));
+    return LOOM_OK;
+}
+
+static loom_status prepare(saving_all *s) {
     LOOM_TRY(check_keys(s));
     LOOM_TRY(loom_value_pool_create(&s->pool));
-    LOOM_TRY(shard_state(s));
+    LOOM_TRY(list_modules(s));
+    LOOM_TRY(check_all_apart(s));
     return loom_rank_index(s->fabric->rank) == 0 ? loom__checkpoint_begin(s->path) : LOOM_OK;
 }
 
-static loom_status save_all(saving *s) {
+static loom_status save_all(saving_all *s) {
     loom_comm *world = loom_rank_world(s->fabric->rank);
     LOOM_TRY(loom_agree(world, prepare(s)));
-    if (s->parts.module && s->parts.module->ddp)
-        LOOM_TRY(loom__ddp_wait_parameters(s->parts.module->ddp));
+    for (int64_t i = 0; i < s->count; i++)
+        if (s->modules[i].parts.module->ddp)
+            LOOM_TRY(loom__ddp_wait_parameters(s->modules[i].parts.module->ddp));
     LOOM_TRY(loom_agree(world, write_file(s)));
     return finish(s);
 }
 
 loom_status loom_fabric_save(loom_fabric *fabric, const char *path, const loom_state *state,
     const loom_state_filter *filters, int64_t filter_count) {
-    saving s = {.fabric = fabric, .path = path, .state = state, .filters = filters, .filter_count = filter_count};
+    saving_all s = {.fabric = fabric, .path = path, .state = state, .filters = filters, .filter_count = filter_count};
     loom_status status = save_all(&s);
     loom__checkpoint_writer_destroy(s.writer);
     free(s.description.data);
-    loom__state_buckets_destroy(s.buckets);
-    loom__sharded_state_destroy(s.entries);
+    for (int64_t i = 0; i < s.count; i++) {
+        loom__state_buckets_destroy(s.modules[i].buckets);
+        loom__sharded_state_destroy(s.modules[i].entries);
+        loom__own_state_destroy(s.modules[i].own);
+        free(s.modules[i].stages);
+    }
+    free(s.modules);
     loom_value_pool_destroy(s.pool);
-    free(s.stages);
     return status;
 }

@@ -57,6 +57,11 @@ static loom_status find_partial(loom_parallel *parallel) {
         loom_parameter *parameter = parallel->parameters[i];
         if (!parameter->sequence_partial && !parameter->tensor_partial)
             continue;
+        if (parameter->expert_parallel)
+            return loom_fail(LOOM_ERR_ARGUMENT,
+                "parameter %s is expert_parallel and partial over the tensor ranks (sequence_partial, tensor_partial): "
+                "a module adds such gradients up itself (finalize_gradients)",
+                parameter->name);
         parallel->partial[parallel->partial_count++] = parameter;
         parallel->partial_elements += loom_parameter_count(parameter);
     }
@@ -78,12 +83,15 @@ static loom__ddp_options megatron_options(const loom_parallel *parallel) {
         .grad_reduce_in_fp32 = config->grad_reduce_in_fp32,
         .average_in_collective = config->average_in_collective,
         .check_for_nan_in_grad = config->check_for_nan_in_grad,
+        .check_for_large_grads = config->check_for_large_grads,
         .microbatches_noted = true,
         .note_nonfinite = fabric->precision.has_scaler,
         .disable_bucketing = parallel->stage > 0,
         .use_distributed_optimizer = sharded,
         .pad_buckets_for_high_nccl_busbw = config->pad_buckets_for_high_nccl_busbw,
         .instance = sharded ? fabric->groups[LOOM_GROUP_INTRA_DP_CP] : NULL,
+        .expert = fabric->groups[LOOM_GROUP_EDP],
+        .expert_instance = sharded ? fabric->groups[LOOM_GROUP_INTRA_EDP] : NULL,
         .overlap_param_gather = config->overlap_param_gather,
         .align_param_gather = config->align_param_gather,
     };
@@ -106,6 +114,7 @@ static loom__ddp_options pytorch_options(const loom_fabric *fabric) {
         .find_unused_parameters = config->find_unused_parameters,
         .static_graph = config->static_graph,
         .leave_reduction = fabric->no_ddp_communication_hook,
+        .expert = fabric->groups[LOOM_GROUP_EDP],
     };
 }
 
@@ -118,13 +127,15 @@ static loom_status wrap_ddp(loom_parallel *parallel) {
 
 static loom_status log_parameter_count(const loom_parallel *parallel) {
     const loom_fabric *fabric = parallel->fabric;
-    int64_t local = 0, whole = 0;
+    int64_t local = 0, whole = 0, experts = 0;
     for (int64_t i = 0; i < parallel->parameter_count; i++) {
         const loom_parameter *parameter = parallel->parameters[i];
         local += loom_parameter_count(parameter);
-        whole += parameter->owned;
+        *(parameter->expert_parallel ? &experts : &whole) += parameter->owned;
     }
     LOOM_TRY(loom_all_reduce(fabric->groups[LOOM_GROUP_TP_PP], &whole, &whole, 1, LOOM_I64, LOOM_SUM));
+    LOOM_TRY(loom_all_reduce(fabric->groups[LOOM_GROUP_ETP_EP_PP], &experts, &experts, 1, LOOM_I64, LOOM_SUM));
+    whole += experts;
     if (loom_rank_index(fabric->rank) == 0)
         loom_rank_log(fabric->rank, LOOM_LOG_INFO, "the model has %lld parameters, padding included; rank 0 holds %lld",
             (long long)whole, (long long)local);
@@ -174,28 +185,43 @@ static loom_status configure(loom_fabric *fabric, const loom_module *module) {
     if (!module->config)
         return LOOM_OK;
     loom_model_config *config = module->config(module->context);
+    int64_t experts = fabric->config.expert_model_parallel_size;
+    if (experts > 1 && config->moe.num_moe_experts == 0)
+        return loom_fail(LOOM_ERR_CONFIG,
+            "strategy.expert_model_parallel_size: found %lld, expected 1 for a model without experts "
+            "(model.num_moe_experts)",
+            (long long)experts);
     if (precision->convert_config)
         LOOM_TRY(precision->convert_config(precision->context, config, &fabric->config.ddp_config));
     return loom_model_config_check(config);
 }
 
-/* A parameter that no tensor rank counts would silently be missing from the norm. */
-static loom_status check_owners(const loom_parallel *parallel) {
-    const loom_fabric *fabric = parallel->fabric;
-    int64_t count = parallel->parameter_count, *owned = malloc((size_t)(count + 1) * sizeof *owned);
-    if (!owned)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld parameters", (long long)count);
+/* Of dense parameters over the tensor ranks, or of expert ones over theirs. */
+static loom_status check_owners_of(const loom_parallel *parallel, bool experts, int64_t *owned) {
+    loom_comm *ranks = parallel->fabric->groups[experts ? LOOM_GROUP_ETP : LOOM_GROUP_TP];
+    int64_t count = parallel->parameter_count;
     for (int64_t i = 0; i < count; i++)
         owned[i] = parallel->parameters[i]->owned;
-    loom_status status = loom_all_reduce(fabric->groups[LOOM_GROUP_TP], owned, owned, count, LOOM_I64, LOOM_SUM);
-    for (int64_t i = 0; !status && i < count; i++) {
+    LOOM_TRY(loom_all_reduce(ranks, owned, owned, count, LOOM_I64, LOOM_SUM));
+    for (int64_t i = 0; i < count; i++) {
         const loom_parameter *parameter = parallel->parameters[i];
         bool copy = parameter->shared_ends && parallel->stage > 0; /* the first stage counts it */
-        if (owned[i] == 0 && !copy && loom_parameter_count(parameter) > 0)
-            status = loom_fail(LOOM_ERR_ARGUMENT,
+        if (parameter->expert_parallel == experts && owned[i] == 0 && !copy && loom_parameter_count(parameter) > 0)
+            return loom_fail(LOOM_ERR_ARGUMENT,
                 "parameter %s is owned by no tensor rank (field owned): it would not count in the norm",
                 parameter->name);
     }
+    return LOOM_OK;
+}
+
+/* A parameter that no tensor rank counts would silently be missing from the norm. */
+static loom_status check_owners(const loom_parallel *parallel) {
+    int64_t count = parallel->parameter_count, *owned = malloc((size_t)(count + 1) * sizeof *owned);
+    if (!owned)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld parameters", (long long)count);
+    loom_status status = check_owners_of(parallel, false, owned);
+    if (!status)
+        status = check_owners_of(parallel, true, owned);
     free(owned);
     return status;
 }
@@ -248,6 +274,8 @@ static loom_status setup(loom_parallel *parallel) {
     loom_module_environment environment = {
         .rank = fabric->rank,
         .tensor_group = fabric->groups[LOOM_GROUP_TP],
+        .expert_group = fabric->groups[LOOM_GROUP_EP],
+        .expert_tensor_group = fabric->groups[LOOM_GROUP_ETP],
         .sequence_parallel = fabric->config.sequence_parallel,
         .seed = fabric->seed,
         .perform_initialization = fabric->perform_initialization,
@@ -405,6 +433,7 @@ loom_status loom_fabric_setup_megatron_optimizer(loom_fabric *fabric, loom_paral
     loom__optimizer_options options = {
         .steps = setup ? setup->steps : 1,
         .model_parallel = fabric->groups[sharded ? LOOM_GROUP_INTRA_DIST_OPT : LOOM_GROUP_TP_PP],
+        .expert_model_parallel = fabric->groups[sharded ? LOOM_GROUP_INTRA_DIST_OPT : LOOM_GROUP_ETP_EP_PP],
         .counts_replicated = loom_comm_rank(fabric->groups[LOOM_GROUP_TP]) == 0,
         .counted_elements = owned_elements,
     };

@@ -4,7 +4,7 @@
 
 #include "ddp/ddp.h"
 #include "pipeline/pipeline.h"
-#include "runtime/rank.h"
+#include "runtime/spans.h"
 #include "strategy/precision.h"
 #include <megaloom/stages.h>
 #include <megaloom/strategy.h>
@@ -47,6 +47,7 @@ typedef struct loom__trace_step {
 
 typedef struct loom__trace {
     loom__pipeline_record record; /* its memory is NULL while nothing is recorded */
+    loom__spans spans;            /* what the rank did beside its computations */
     uint64_t zero;                /* of the clock */
     int64_t open;                 /* first event of the step now */
     loom__trace_step *steps;      /* in order; the same ones on all stages, but that one may hold more of them */
@@ -79,9 +80,10 @@ struct loom_parallel {
 
 typedef struct loom__source {
     loom_data_loader loader;
-    int64_t start;  /* consumed samples at its beginning */
-    int64_t before; /* samples of the passes that a shorter source has behind it */
-    int64_t length; /* microbatches of one pass; −1 = unknown */
+    int64_t start;                  /* consumed samples at its beginning */
+    int64_t before;                 /* samples of the passes that a shorter source has behind it */
+    int64_t length;                 /* microbatches of one pass; −1 = unknown */
+    loom_data_loader_config config; /* as it was cut; micro_batch_size 0 for a source that was taken as it is */
 } loom__source;
 
 struct loom_batches {
@@ -93,7 +95,8 @@ struct loom_batches {
     int64_t last_loader, last_batch;
     bool output_data_idx;
     bool stop_when_size_changes;
-    int64_t last_microbatches; /* of the last training step; 0 = there was none */
+    int64_t last_microbatches;   /* of the last training step; 0 = there was none */
+    loom_data_step_config sizes; /* of several loaders' steps in ramp-up, which the loaders do not know; else cleared */
 };
 
 /* A copy of the filled rows; loom_batch_destroy. */

@@ -24,7 +24,8 @@ loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity)
     if (!status) {
         trace->record.events = calloc((size_t)capacity, sizeof *trace->record.events);
         trace->steps = calloc((size_t)capacity, sizeof *trace->steps); /* each has an event */
-        if (!trace->record.events || !trace->steps)
+        trace->spans.spans = calloc((size_t)capacity, sizeof *trace->spans.spans);
+        if (!trace->record.events || !trace->steps || !trace->spans.spans)
             status = loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace of %lld events", (long long)capacity);
     }
     status = loom_agree(loom_rank_world(rank), status);
@@ -32,7 +33,7 @@ loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity)
         loom__trace_free(parallel);
         return status;
     }
-    trace->record.capacity = capacity;
+    trace->record.capacity = trace->spans.capacity = capacity;
     LOOM_TRY(loom_barrier(loom_rank_world(rank)));
     int64_t zero = (int64_t)loom__clock();
     /* The ranks of one machine share a clock, which is better than a barrier. */
@@ -40,12 +41,17 @@ loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity)
         LOOM_TRY(loom_broadcast(loom_rank_world(rank), &zero, 1, LOOM_I64, 0));
     trace->zero = (uint64_t)zero;
     loom__pipeline_set_record(parallel->pipeline, &trace->record);
+    rank->spans = &trace->spans;
     return LOOM_OK;
 }
 
 void loom__trace_free(loom_parallel *parallel) {
     if (parallel->pipeline)
         loom__pipeline_set_record(parallel->pipeline, NULL);
+    /* Another module's trace may have begun since. */
+    if (parallel->fabric->rank->spans == &parallel->trace.spans)
+        parallel->fabric->rank->spans = NULL;
+    free(parallel->trace.spans.spans);
     free(parallel->trace.record.events);
     free(parallel->trace.steps);
     parallel->trace = (loom__trace){0};
@@ -77,47 +83,86 @@ static double milliseconds(const loom__trace *trace, uint64_t time) {
     return (double)((int64_t)time - (int64_t)trace->zero) * 1e-6;
 }
 
+/* The members' bytes one after the other, on the first of the group; for free(). Elsewhere NULL and 0. Collective over
+ * the group. */
+static loom_status gather_bytes(loom_comm *group, const void *mine, int64_t bytes, void **all, int64_t *all_bytes) {
+    int size = loom_comm_size(group);
+    int64_t *given = calloc((size_t)size, sizeof *given), *taken = calloc((size_t)size, sizeof *taken), total = 0;
+    void *together = NULL;
+    loom_status status = given && taken ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace");
+    status = loom_agree(group, status);
+    if (!status)
+        status = loom_all_gather(group, &bytes, taken, 1, LOOM_I64);
+    bool receives = loom_comm_rank(group) == 0;
+    for (int i = 0; !status && i < size; i++) {
+        taken[i] = receives ? taken[i] : 0;
+        total += taken[i];
+    }
+    if (!status) {
+        given[0] = bytes;
+        together = receives ? malloc((size_t)total + 1) : NULL;
+        status = loom_agree(
+            group, together || !receives
+                       ? LOOM_OK
+                       : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace of %lld bytes", (long long)total));
+    }
+    if (!status)
+        status = loom_all_to_all_v(group, mine, given, together, taken, LOOM_U8);
+    free(given);
+    free(taken);
+    if (status) {
+        free(together);
+        return status;
+    }
+    *all = together;
+    *all_bytes = total;
+    return LOOM_OK;
+}
+
 /* Events first … first+count-1 of this rank's record, which may be others there, of all members of the group, on its
  * first; for free(). Elsewhere NULL and 0. `row` is this rank's in the timeline. Collective over the group. */
 static loom_status gather(const loom_parallel *parallel, loom_comm *group, int64_t row, int64_t first, int64_t count,
     loom_schedule_event **all, int64_t *all_count) {
     const loom__trace *trace = &parallel->trace;
-    int size = loom_comm_size(group);
-    int64_t *given = calloc((size_t)size, sizeof *given), *taken = calloc((size_t)size, sizeof *taken), total = 0;
-    loom_schedule_event *mine = calloc((size_t)count + 1, sizeof *mine), *events = NULL;
-    loom_status status = given && taken && mine ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace");
-    status = loom_agree(group, status);
+    loom_schedule_event *mine = calloc((size_t)count + 1, sizeof *mine);
+    void *events = NULL;
+    int64_t bytes = 0;
+    loom_status status = loom_agree(group, mine ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace"));
     for (int64_t i = 0; !status && i < count; i++) {
         const loom__pipeline_event *event = &trace->record.events[first + i];
         mine[i] = (loom_schedule_event){row, event->kind, event->chunk, event->microbatch,
             milliseconds(trace, event->start), milliseconds(trace, event->end)};
     }
     if (!status)
-        status = loom_all_gather(group, &count, taken, 1, LOOM_I64);
-    bool receives = loom_comm_rank(group) == 0;
-    for (int i = 0; !status && i < size; i++) {
-        taken[i] = receives ? taken[i] * (int64_t)sizeof *mine : 0;
-        total += taken[i];
-    }
-    if (!status) {
-        given[0] = count * (int64_t)sizeof *mine;
-        events = receives ? malloc((size_t)total + 1) : NULL;
-        status = loom_agree(
-            group, events || !receives
-                       ? LOOM_OK
-                       : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace of %lld bytes", (long long)total));
+        status = gather_bytes(group, mine, count * (int64_t)sizeof *mine, &events, &bytes);
+    free(mine);
+    LOOM_TRY(status);
+    *all = events;
+    *all_count = bytes / (int64_t)sizeof **all;
+    return LOOM_OK;
+}
+
+/* The same of what went on beside the computations, on the first rank of the world. Collective over the world. */
+static loom_status gather_spans(
+    const loom_parallel *parallel, int64_t count, loom_timeline_span **all, int64_t *all_count) {
+    const loom__trace *trace = &parallel->trace;
+    loom_rank *rank = parallel->fabric->rank;
+    loom_timeline_span *mine = calloc((size_t)count + 1, sizeof *mine);
+    void *spans = NULL;
+    int64_t bytes = 0;
+    loom_status status =
+        loom_agree(loom_rank_world(rank), mine ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a trace"));
+    for (int64_t i = 0; !status && i < count; i++) {
+        const loom__span *span = &trace->spans.spans[i];
+        mine[i] = (loom_timeline_span){loom_rank_index(rank), span->kind, span->bucket, span->bytes,
+            milliseconds(trace, span->start), milliseconds(trace, span->end)};
     }
     if (!status)
-        status = loom_all_to_all_v(group, mine, given, events, taken, LOOM_U8);
-    free(given);
-    free(taken);
+        status = gather_bytes(loom_rank_world(rank), mine, count * (int64_t)sizeof *mine, &spans, &bytes);
     free(mine);
-    if (status) {
-        free(events);
-        return status;
-    }
-    *all = events;
-    *all_count = total / (int64_t)sizeof *mine;
+    LOOM_TRY(status);
+    *all = spans;
+    *all_count = bytes / (int64_t)sizeof **all;
     return LOOM_OK;
 }
 
@@ -244,13 +289,18 @@ static loom_status write_all(const loom_parallel *parallel, const char *director
     const loom__trace *trace = &parallel->trace;
     loom_rank *rank = parallel->fabric->rank;
     loom_comm *world = loom_rank_world(rank);
-    int64_t ranks = loom_rank_count(rank), rows = ranks < MOST_ROWS ? ranks : MOST_ROWS, count = 0, dropped;
+    int64_t ranks = loom_rank_count(rank), rows = ranks < MOST_ROWS ? ranks : MOST_ROWS, count = 0, span_count = 0;
+    int64_t dropped = trace->record.dropped + trace->spans.dropped;
     char(*names)[ROW_BYTES] = NULL;
     loom_schedule_event *events = NULL;
-    LOOM_TRY(loom_all_reduce(world, &trace->record.dropped, &dropped, 1, LOOM_I64, LOOM_SUM));
+    loom_timeline_span *spans = NULL;
+    LOOM_TRY(loom_all_reduce(world, &dropped, &dropped, 1, LOOM_I64, LOOM_SUM));
     LOOM_TRY(name_rows(parallel, rows, &names));
-    int64_t mine = loom_rank_index(rank) < rows ? trace->record.count : 0;
-    loom_status status = gather(parallel, world, loom_rank_index(rank), 0, mine, &events, &count);
+    bool shown = loom_rank_index(rank) < rows;
+    loom_status status =
+        gather(parallel, world, loom_rank_index(rank), 0, shown ? trace->record.count : 0, &events, &count);
+    if (!status)
+        status = gather_spans(parallel, shown ? trace->spans.count : 0, &spans, &span_count);
     if (!status && loom_rank_index(rank) == 0) {
         const char *row_names[MOST_ROWS];
         for (int64_t i = 0; i < rows; i++)
@@ -260,7 +310,9 @@ static loom_status write_all(const loom_parallel *parallel, const char *director
             .chunks = parallel->chunk_count,
             .events = events,
             .event_count = count,
-            .rows = ranks > parallel->stages ? row_names : NULL};
+            .rows = ranks > parallel->stages ? row_names : NULL,
+            .spans = spans,
+            .span_count = span_count};
         status = write_file(directory, "trace.json", put_trace, &timeline);
         if (dropped > 0)
             loom_rank_log(rank, LOOM_LOG_WARNING, "the trace is full: the last %lld events of all ranks are not in it",
@@ -271,6 +323,7 @@ static loom_status write_all(const loom_parallel *parallel, const char *director
     }
     free(names);
     free(events);
+    free(spans);
     return status;
 }
 

@@ -1,6 +1,7 @@
-/* The maps of gradient buffers against Megatron-Core's: places, buckets, shards, and which buffers there are. The
- * scale of a buffer is left out: there a rank's loss is the mean over its own tokens, here its gradient is seeded with
- * the number of tokens of all ranks. So are cases that the reference refuses: they have to do with that scale alone. */
+/* The maps of gradient buffers against Megatron-Core's: places, buckets, shards, which buffers there are, and by what
+ * their gradients are multiplied in all. There a rank's loss is the mean over its own tokens, here its gradient is
+ * seeded with the number of tokens of all ranks, so that what must agree is the product. Left out are cases that the
+ * reference refuses: the mean in the collective together with a loss per token, which it divides later. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +11,7 @@
 
 #include "ddp/plan.h"
 #include "support/golden.h"
+#include <math.h>
 
 enum { MOST = 64 };
 
@@ -122,6 +124,18 @@ static loom_dtype dtype_of(const json_t *object, const char *key) {
     return strcmp(golden_string(object, key, "float32"), "bfloat16") == 0 ? LOOM_BF16 : LOOM_F32;
 }
 
+/* By what the sum of the gradients of the ranks' own means is multiplied, of all ranks that have had tokens: with a
+ * loss per token the reference divides by their number at the end, so that it is 1 until then. */
+static void check_scale(
+    const char *id, const loom__ddp_plan_buffer *found, const json_t *item, const json_t *wanted, bool averages) {
+    double ranks = (double)(golden_int(item, "dp", 1) * golden_int(item, "cp", 1));
+    double theirs = json_number_value(json_object_get(wanted, "scale"));
+    theirs /= averages ? (double)golden_int(wanted, "group_size", 0) : 1.0;
+    double seed = (averages ? ranks : 1.0) / (flag(item, "per_token_loss") ? 1.0 : ranks), ours = seed * found->scale;
+    if (!(fabs(ours - theirs) <= 1e-12 * theirs))
+        fail_msg("%s: gradients of a buffer are multiplied by %g in all, expected %g", id, ours, theirs);
+}
+
 static void check_buffer(const char *id, const loom__ddp_plan_buffer *found, const json_t *wanted) {
     const json_t *params = json_object_get(wanted, "params"), *buckets = json_object_get(wanted, "buckets");
     is(id, "param_dtype", 0, found->param_dtype, dtype_of(wanted, "param_dtype"));
@@ -156,6 +170,8 @@ static void check_plan(const json_t *item, const char *id) {
         .data_parallel = dp,
         .dense_shards = dp * golden_int(item, "cp", 1),
         .expert_shards = golden_int(item, "edp", 1),
+        .dense_group = dp * golden_int(item, "cp", 1),
+        .average_in_collective = flag(set, "average_in_collective"),
         .alignment = 1,
     };
     loom__ddp_parameter list[MOST] = {0};
@@ -177,8 +193,9 @@ static void check_plan(const json_t *item, const char *id) {
     for (i = 0; i < buffers; i++) {
         bool experts = i >= json_array_size(dense);
         is(id, "expert", (int64_t)i, plan.buffers[i].expert, experts);
-        check_buffer(id, &plan.buffers[i],
-            experts ? json_array_get(expert, i - json_array_size(dense)) : json_array_get(dense, i));
+        const json_t *wanted = experts ? json_array_get(expert, i - json_array_size(dense)) : json_array_get(dense, i);
+        check_buffer(id, &plan.buffers[i], wanted);
+        check_scale(id, &plan.buffers[i], item, wanted, options.average_in_collective);
         dense_buckets += experts ? 0 : plan.buffers[i].bucket_count;
     }
     is(id, "number of bucket groups", 0, dense_buckets,

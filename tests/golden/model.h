@@ -178,6 +178,7 @@ typedef struct golden_layout {
     bool replicate;        /* query groups */
     bool overlap;          /* gradients are reduced in small buckets while the backward goes on */
     bool sharded;          /* the distributed optimizer, which gathers parameters during the next forward */
+    int instances;         /* of it; 0 = 1 */
     const char *precision; /* NULL = 32 */
 } golden_layout;
 
@@ -189,6 +190,8 @@ static inline void golden_layout_name(const golden_layout *layout, char *text) {
     int used = snprintf(text, GOLDEN_TEXT, "tp%d dp%d%s mbs%lld%s%s%s%s", layout->tp, layout->dp,
         layout->sp ? " sp" : "", (long long)layout->micro, layout->replicate ? " replicated-groups" : "",
         recompute[layout->recompute], layout->overlap ? " overlapped" : "", layout->sharded ? " sharded" : "");
+    if (layout->instances > 1)
+        used += snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " instances%d", layout->instances);
     if (layout->precision)
         used += snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " %s", layout->precision);
     if (layout->pp > 1)
@@ -238,6 +241,7 @@ static inline loom_status golden_model_create(loom_rank *rank, const golden_layo
     strategy.ddp_config.overlap_grad_reduce = layout->overlap;
     strategy.ddp_config.bucket_size = layout->overlap ? GOLDEN_BUCKET : 0;
     strategy.ddp_config.use_distributed_optimizer = strategy.ddp_config.overlap_param_gather = layout->sharded;
+    strategy.num_distributed_optimizer_instances = layout->instances ? layout->instances : 1;
     loom_model_config adjusted = *config;
     adjusted.recompute = layout->recompute;
     adjusted.parallel.pipeline_model_parallel_layout = layout->stages;

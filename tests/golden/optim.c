@@ -366,7 +366,8 @@ static loom_status check_clip_numbers(loom_rank *rank, const loom__ddp_view *vie
     loom__norm partial = loom__norm_partial(rank, view, counted,
         strcmp(type, "inf") == 0   ? LOOM__NORM_INF
         : strcmp(type, "1.0") == 0 ? LOOM__NORM_1
-                                   : LOOM__NORM_2);
+                                   : LOOM__NORM_2,
+        false);
     LOOM_TRY(loom__norm_gather(loom_rank_world(rank), &partial));
     double norm = loom__norm_value(&partial, 1.0);
     if (!isfinite(expected))

@@ -221,16 +221,22 @@ static loom_status run_once(train_suite *suite, loom_rank *rank, const train_cas
 }
 
 /* With the plain optimizer, and where the largest microbatches leave several ranks something to share out, once more
- * with the distributed one. One and two ranks do each of these in bf16 as well. */
+ * with the distributed one; with two instances of it where each has several. One and two ranks do each of these in bf16
+ * as well. */
 static loom_status run_layout(train_suite *suite, loom_rank *rank, const train_case *c, golden_layout layout) {
     bool largest = layout.micro * layout.dp == c->batch;
     for (int bf16 = 0; bf16 < (largest && loom_rank_count(rank) <= 2 ? 2 : 1); bf16++) {
         layout.precision = bf16 ? "bf16-mixed" : NULL;
         layout.overlap = layout.sharded = false;
+        layout.instances = 1;
         LOOM_TRY(run_once(suite, rank, c, layout));
         if (layout.dp == 1 || !largest)
             continue;
         layout.overlap = layout.sharded = true;
+        LOOM_TRY(run_once(suite, rank, c, layout));
+        if (layout.dp < 4 || layout.dp % 2)
+            continue;
+        layout.instances = 2;
         LOOM_TRY(run_once(suite, rank, c, layout));
     }
     return LOOM_OK;

@@ -294,6 +294,63 @@ static void a_nan_on_one_rank_is_named_on_all(void **state) {
         fail_msg("%s", loom_error_message());
 }
 
+/* ---- unexpectedly large gradients ---- */
+
+typedef struct warnings {
+    int count;
+    char last[512];
+} warnings;
+
+static void keep_warning(void *context, loom_log_level level, const char *message) {
+    warnings *w = context;
+    if (level != LOOM_LOG_WARNING)
+        return;
+    w->count++;
+    snprintf(w->last, sizeof w->last, "%s", message);
+}
+
+/* Two buckets a step: the first 100 norms are those of 50 steps. */
+static loom_status grow(loom_rank *rank, void *argument) {
+    const warnings *w = argument;
+    const int64_t two[2] = {4, 9};
+    const int expected[] = {0, 0, 1, 1, 2};
+    const float values[] = {1, 9.9f, 10, INFINITY, 1e6f};
+    loom__ddp_options options = {.bucket_size = 1, .overlap_grad_reduce = true, .check_for_large_grads = true};
+    test_parameters set;
+    loom__ddp *ddp = NULL;
+    test_parameters_create(&set, two, 2, 3.0f);
+    LOOM_TRY(loom__ddp_create(rank, &options, set.list, 2, loom_rank_world(rank), &ddp));
+    for (int step = 0; step < 54; step++) {
+        float value = step < 50 ? 1 : values[step - 49];
+        loom__ddp_begin_step(ddp);
+        loom__ddp_expect_last(ddp, true);
+        for (int64_t p = 1; p >= 0; p--) {
+            bool accumulate;
+            float *grad = loom_parameter_begin_grad(set.list[p], &accumulate);
+            for (int64_t e = 0; e < two[p]; e++)
+                grad[e] = p == 1 ? value : 1.0f;
+            loom__ddp_parameter_ready(ddp, set.list[p]);
+        }
+        LOOM_TRY(loom__ddp_finish(ddp));
+        CHECK(w->count == expected[step < 50 ? 0 : step - 49], "step %d: %d warnings", step, w->count);
+    }
+    CHECK(strstr(w->last, "gradients of bucket 0 of 2 have norm 3e+06"), "%s", w->last);
+    CHECK(strstr(w->last, "first 100, 3, or more (rank 0)"), "%s", w->last);
+    loom__ddp_destroy(ddp);
+    test_parameters_destroy(&set);
+    return LOOM_OK;
+}
+
+static void a_bucket_of_ten_times_the_norm_is_a_warning(void **state) {
+    (void)state;
+    warnings w = {0};
+    loom_run_options options = loom_run_options_default();
+    options.log = keep_warning;
+    options.log_context = &w;
+    if (loom_run_local(1, grow, &w, &options))
+        fail_msg("%s", loom_error_message());
+}
+
 static loom_status ready_twice(loom_rank *rank, void *argument) {
     (void)argument;
     test_parameters set;
@@ -426,6 +483,7 @@ int main(void) {
         cmocka_unit_test(parameters_are_copied_into_aligned_buffers_of_one_map),
         cmocka_unit_test(lists_that_cannot_be_are_refused_and_an_empty_one_works),
         cmocka_unit_test(a_nan_on_one_rank_is_named_on_all),
+        cmocka_unit_test(a_bucket_of_ten_times_the_norm_is_a_warning),
         cmocka_unit_test(a_parameter_that_is_ready_twice_in_the_last_backward_is_an_error),
         cmocka_unit_test(a_rank_that_leaves_ends_the_reduction_of_the_others),
         cmocka_unit_test(gradients_of_a_tape_are_reduced_while_it_is_walked),

@@ -51,8 +51,9 @@ static loom_status sum_in_shards(loom_rank *rank, void *argument) {
     test_parameters_create(&set, counts, COUNT, 1.0f);
     LOOM_TRY(loom__ddp_create(rank, options, set.list, COUNT, loom_rank_world(rank), &ddp));
     const loom__ddp_view *view = loom__ddp_view_of(ddp);
-    CHECK(view->sharded && view->shards == size && view->shard == me, "shard %lld of %lld", (long long)view->shard,
-        (long long)view->shards);
+    const loom__ddp_share *share = &view->share[LOOM__DDP_DENSE];
+    CHECK(view->sharded && share->shards == size && share->shard == me, "shard %lld of %lld", (long long)share->shard,
+        (long long)share->shards);
     for (int step = 0; step < 3; step++) {
         loom__ddp_begin_step(ddp);
         loom__ddp_expect_last(ddp, true);

@@ -76,8 +76,8 @@ static void several_instances_have_the_bits_of_the_plain_optimizer(void **state)
 
 static void the_pytorch_wrapper_has_the_bits_of_the_plain_optimizer(void **state) {
     (void)state;
-    static const pipe_case cases[] = {
-        {.ranks = 2}, {.ranks = 3, .global = 6}, {.ranks = 4, .tp = 2, .sp = true}, {.ranks = 4, .pp = 2, .vpp = 2}};
+    static const pipe_case cases[] = {{.ranks = 2}, {.ranks = 3, .global = 6}, {.ranks = 4, .tp = 2, .sp = true},
+        {.ranks = 4, .pp = 2, .vpp = 2}, {.ranks = 4, .pp = 2, .untied = true, .schedule = "zero-bubble"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         pipe_result wanted = pipe_run(&cases[i]);
         for (int variant = 0; variant < 3; variant++) {

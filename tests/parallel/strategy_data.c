@@ -118,11 +118,11 @@ static loom_status take_turns(loom_rank *rank, void *argument) {
         CHECK(loom_batches_next(run.batches, &none) == LOOM_END, "more than there is");
         LOOM_TRY(loom_batches_reset(run.batches));
     }
-    loaders[0].rampup_batch_size[2] = 4;
+    loaders[0].pad_seq_length_to_mult = 4;
     loom_batches *refused;
     CHECK(loom_fabric_setup_dataloaders(run.fabric, loaders, 2, &refused) == LOOM_ERR_UNSUPPORTED &&
-              strstr(loom_error_message(), "rampup_batch_size with 2 data loaders"),
-        "ramp-up with two loaders: %s", loom_error_message());
+              strstr(loom_error_message(), "pad_seq_length_to_mult with 2 data loaders"),
+        "lengths with two loaders: %s", loom_error_message());
     small_destroy(&run);
     loom_dataset_destroy(&other);
     return LOOM_OK;
@@ -132,6 +132,67 @@ static void the_longest_loader_decides_and_batches_say_whose_they_are(void **sta
     (void)state;
     for (int64_t ahead = 0; ahead < 3; ahead++)
         must_run(1, take_turns, &ahead);
+}
+
+/* Two loaders of 20 and 12 samples on two ranks: the sizes are those of one loader's ramp-up over the samples of both.
+ * Of the 20 microbatches 17 make whole steps. */
+static loom_status ramp_up_in_turns(loom_rank *rank, void *argument) {
+    static const int64_t microbatches[6] = {1, 1, 2, 3, 4, 4}, consumed[6] = {2, 4, 8, 14, 22, 30};
+    int64_t ahead = *(const int64_t *)argument;
+    loom_megatron_strategy_config config = defaults();
+    config.output_data_idx = true;
+    small_run run;
+    loom_dataset sets[2];
+    LOOM_TRY(small_start(rank, &config, &run));
+    loom_batches_destroy(run.batches);
+    run.batches = NULL;
+    LOOM_TRY(loom_mock_dataset_create(SMALL_SEQUENCE, SMALL_VOCABULARY, 3, 20, &sets[0]));
+    LOOM_TRY(loom_mock_dataset_create(SMALL_SEQUENCE, SMALL_VOCABULARY, 4, 12, &sets[1]));
+    loom_dataloader loaders[2] = {rampup_loader(&sets[0], 0, ahead), rampup_loader(&sets[1], 0, ahead)};
+    LOOM_TRY(loom_fabric_setup_dataloaders(run.fabric, loaders, 2, &run.batches));
+    CHECK(loom_batches_get_state(run.batches).length == 15, "%lld microbatches",
+        (long long)loom_batches_get_state(run.batches).length);
+    for (int i = 0; i < 6; i++) {
+        loom_step_result result;
+        LOOM_TRY(loom_parallel_step(run.parallel, LOOM_TRAINING, run.batches, NULL, NULL, NULL, &result));
+        CHECK(
+            result.microbatches == microbatches[i] && result.stop == (i > 0 && microbatches[i] != microbatches[i - 1]),
+            "step %d has %lld microbatches and stop %d", i, (long long)result.microbatches, result.stop);
+        loom_batches_state now = loom_batches_get_state(run.batches);
+        CHECK(now.consumed_samples == consumed[i], "%lld samples after step %d", (long long)now.consumed_samples, i);
+    }
+    loom_step_result none;
+    CHECK(loom_parallel_step(run.parallel, LOOM_TRAINING, run.batches, NULL, NULL, NULL, &none) == LOOM_END,
+        "a step that cannot be whole");
+    loom_data_loader_config cut;
+    LOOM_TRY(loom_batches_data_config(run.batches, 1, &cut));
+    CHECK(cut.data_parallel_rank == loom_rank_index(rank) && cut.data_parallel_size == 2 &&
+              cut.global_batch_size == 8 && cut.micro_batch_size == 1 && cut.rampup_batch_size[2] == 12 &&
+              cut.drop_last,
+        "loader 1 was cut otherwise");
+    CHECK(loom_batches_data_config(run.batches, 2, &cut) == LOOM_ERR_ARGUMENT &&
+              strstr(loom_error_message(), "loader 2, expected 0 to 1"),
+        "a third loader: %s", loom_error_message());
+    loom_batches *refused;
+    loaders[1].rampup_batch_size[2] = 24;
+    CHECK(loom_fabric_setup_dataloaders(run.fabric, loaders, 2, &refused) == LOOM_ERR_CONFIG &&
+              strstr(loom_error_message(), "expected one ramp-up for all"),
+        "two ramp-ups: %s", loom_error_message());
+    loaders[1].rampup_batch_size[2] = 12;
+    loaders[1].sampler = loom_data_sampler_batch();
+    CHECK(loom_fabric_setup_dataloaders(run.fabric, loaders, 2, &refused) == LOOM_ERR_UNSUPPORTED &&
+              strstr(loom_error_message(), "the sampler batch"),
+        "a sampler of global batches: %s", loom_error_message());
+    small_destroy(&run);
+    loom_dataset_destroy(&sets[0]);
+    loom_dataset_destroy(&sets[1]);
+    return LOOM_OK;
+}
+
+static void a_rampup_of_several_loaders_counts_the_samples_of_all(void **state) {
+    (void)state;
+    for (int64_t ahead = 0; ahead < 3; ahead += 2)
+        must_run(2, ramp_up_in_turns, &ahead);
 }
 
 /* ---- a reader that fails ---- */
@@ -250,6 +311,7 @@ int main(void) {
         cmocka_unit_test(a_run_that_stopped_at_a_change_does_not_stop_there_again),
         cmocka_unit_test(the_longest_loader_decides_and_batches_say_whose_they_are),
         cmocka_unit_test(a_reader_that_fails_ends_the_run_and_names_rank_and_sample),
+        cmocka_unit_test(a_rampup_of_several_loaders_counts_the_samples_of_all),
         cmocka_unit_test(packed_samples_train_as_they_do_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -238,6 +238,65 @@ static loom_status own_loss(loom_rank *rank, void *argument) {
 static void a_module_and_a_loss_of_ones_own_train(void **state) {
     (void)state;
     must_run(1, own_loss, NULL);
+}
+
+/* ---- losses of 16 bits ---- */
+
+static loom_status narrow_forward(void *context, loom_tape *tape, const loom_forward *forward, loom_tensor **output) {
+    loom_tensor *wide = NULL;
+    LOOM_TRY(toy_forward(context, tape, forward, &wide));
+    loom_status status = loom_cast(tape, wide, LOOM_BF16, output);
+    loom_tensor_release(wide);
+    return status;
+}
+
+/* Of the same rows: the masked mean is 2 (6 + 4 + 3 + 6) / 10, which bf16 holds exactly; each gradient of a loss is
+ * rounded to it. */
+static loom_status narrow_losses(loom_rank *rank, void *argument) {
+    static const loom_precision_plugin unconverted = {.name = "bf16 by itself", .params_dtype = LOOM_BF16};
+    const bool *converts = argument;
+    loom_megatron_strategy_config config = defaults(1);
+    loom_precision_config precision = loom_precision_config_default();
+    toy own = {.parameters = 1, .uses = 1, .initial = 2};
+    toy_rows rows = {four_rows};
+    loom_dataset dataset = toy_dataset(&rows, 4);
+    loom_dataloader loader = {.dataset = &dataset, .micro_batch_size = 1, .global_batch_size = 4};
+    loom_optimizer_config optim = loom_optimizer_config_default();
+    loom_optimizer_outcome outcome;
+    loom_module *module = toy_module(&own);
+    small_run run = {0};
+    double loss;
+    optim.lr = 0.1;
+    precision.precision = "bf16-mixed";
+    if (!*converts)
+        config.precision = &unconverted;
+    module->forward = narrow_forward;
+    LOOM_TRY(loom_fabric_create(rank, &config, *converts ? &precision : NULL, &run.fabric));
+    LOOM_TRY(loom_fabric_launch(run.fabric));
+    LOOM_TRY(loom_fabric_setup_module(run.fabric, module, &run.parallel));
+    LOOM_TRY(loom_fabric_setup_megatron_optimizer(run.fabric, run.parallel, &optim, NULL, &run.optimizer));
+    LOOM_TRY(loom_fabric_setup_dataloader(run.fabric, &loader, &run.batches));
+    loom_status status = loom_parallel_training_step(run.parallel, run.batches, &loss);
+    if (*converts) {
+        CHECK(!status && fabs(loss - 3.8) < 1e-9, "loss %g: %s", loss, loom_error_message());
+        LOOM_TRY(loom_optimizer_step(run.optimizer, &outcome));
+        CHECK(fabs(outcome.grad_norm - 1.9) < 1.9 / 256, "norm %g", outcome.grad_norm);
+        CHECK(own.parameter[0].dtype == LOOM_BF16 && toy_value(&own.parameter[0]) == 1.8984375f,
+            "the parameter is %g, expected 1.9 in bf16", (double)toy_value(&own.parameter[0]));
+    } else {
+        CHECK(status == LOOM_ERR_ARGUMENT && strstr(loom_error_message(), "are kept in BF16, expected F32"), "%s",
+            loom_error_message());
+    }
+    small_destroy(&run);
+    return LOOM_OK;
+}
+
+static void losses_of_16_bits_are_widened_where_the_model_ends(void **state) {
+    (void)state;
+    bool converts = true;
+    must_run(1, narrow_losses, &converts);
+    converts = false;
+    must_run(1, narrow_losses, &converts);
     must_run(2, own_loss, NULL);
     must_run(4, own_loss, NULL);
 }
@@ -594,6 +653,7 @@ int main(void) {
         cmocka_unit_test(a_callback_may_replace_the_step),
         cmocka_unit_test(an_error_in_a_callback_ends_the_step_on_all_ranks),
         cmocka_unit_test(a_module_and_a_loss_of_ones_own_train),
+        cmocka_unit_test(losses_of_16_bits_are_widened_where_the_model_ends),
         cmocka_unit_test(a_module_that_fails_ends_the_step_and_leaves_nothing_behind),
         cmocka_unit_test(evaluations_agree_with_the_logits_of_every_rank),
         cmocka_unit_test(padded_rows_of_an_evaluation_weigh_nothing),

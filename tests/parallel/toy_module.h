@@ -69,6 +69,12 @@ static inline loom_status toy_backward(loom_tape *tape, loom_node *node, loom_te
     return LOOM_OK;
 }
 
+static inline float toy_value(const loom_parameter *parameter) {
+    return parameter->dtype == LOOM_F32    ? *parameter->data
+           : parameter->dtype == LOOM_BF16 ? loom_bf16_to_f32(*parameter->data16)
+                                           : loom_f16_to_f32(*parameter->data16);
+}
+
 static inline loom_status toy_term(
     toy *t, loom_tape *tape, const loom_batch *batch, const toy_use *use, loom_tensor **output) {
     static const loom_op op = {"toy term", NULL, toy_backward, NULL};
@@ -84,7 +90,7 @@ static inline loom_status toy_term(
         float label = (float)batch->labels[i % batch->b * batch->s + i / batch->b];
         float coefficient = (use->coefficient != 0 ? use->coefficient : label) * (factor != 0 ? factor : 1);
         loom_tensor_f32(coefficients)[i] = coefficient;
-        loom_tensor_f32(y)[i] = coefficient * *parameter->data;
+        loom_tensor_f32(y)[i] = coefficient * toy_value(parameter);
     }
     if (!status)
         status = loom_tape_record(tape, &op, 0, NULL, 0, &parameter, 1, y, &node);

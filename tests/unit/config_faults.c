@@ -245,6 +245,37 @@ TEST(a_blend_without_a_weight_is_named) {
         "run.yaml:1:28: data.path: the weight of c: found \"nan\", expected a number > 0");
 }
 
+TEST(numbers_and_prefixes_that_do_not_take_turns_are_named) {
+    (void)state;
+    static const char *const odd[][2] = {{"0.3", "1"}, {"0.3, a, 0.7", "3"}, {"a, nan, b", "3"}, {"-.inf", "1"}};
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
+        char text[128], message[400];
+        snprintf(text, sizeof text, "data: {path: [%s]}\n", odd[i][0]);
+        snprintf(message, sizeof message,
+            "run.yaml:1:14: data.path: found %s entries and numbers among them, expected a weight before each prefix, "
+            "or "
+            "prefixes alone (in quotes where they look like numbers)",
+            odd[i][1]);
+        expect_file(text, LOOM_ERR_CONFIG, message);
+    }
+    expect_file("data: {path: [nan, a]}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:15: data.path: the weight of a: found \"nan\", expected a number > 0");
+    expect_file("data: {path: [inf, a]}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:15: data.path: the weight of a: found \"inf\", expected a number > 0");
+    expect_file("data: {path: [a, 0.3]}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:15: data.path: the weight of 0.3: found \"a\", expected a number > 0\n"
+        "run.yaml:1:18: data.path: entry 2: found 0.3, expected a prefix (in quotes where it looks like something "
+        "else)");
+    expect_file("data: {path: [a, null]}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:18: data.path: entry 2: found null, expected a prefix (in quotes where it looks like something "
+        "else)");
+    expect_file("data: {path: [true, a]}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:15: data.path: entry 1: found true, expected a prefix (in quotes where it looks like something "
+        "else)");
+    expect_file("data: {path: [a, [b]]}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:18: data.path: entry 2: found a list, expected a prefix");
+}
+
 TEST(a_mapping_is_no_blend) {
     (void)state;
     static const char message[] =
@@ -428,6 +459,7 @@ int main(void) {
         cmocka_unit_test(a_field_given_twice_is_named_with_both_lines),
         cmocka_unit_test(a_section_given_twice_is_named_with_both_lines),
         cmocka_unit_test(a_blend_without_a_weight_is_named),
+        cmocka_unit_test(numbers_and_prefixes_that_do_not_take_turns_are_named),
         cmocka_unit_test(a_mapping_is_no_blend),
         cmocka_unit_test(what_would_fail_in_the_run_is_named_before_it),
         cmocka_unit_test(an_object_cannot_come_from_a_file),

@@ -367,6 +367,7 @@ TEST(blends_have_weights_or_none) {
     written_back("[1, a, 2, b]", "[1, a, 2, b]");
     written_back("[a, b]", "[a, b]");
     written_back("[a, b, c]", "[a, b, c]");
+    written_back("[\"1\", \"2\", \"nan\"]", "[\"1\", \"2\", \"nan\"]");
     written_back("[0.5, a]", "[0.5, a]");
     written_back("[1.0, a]", "a");
     written_back("[a]", "a");

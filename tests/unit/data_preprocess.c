@@ -92,6 +92,41 @@ static void json_lines_are_kept_or_counted(void **state) {
     scratch_remove(&folder);
 }
 
+/* A line between others and one at the end that are longer than lines of JSON may be; one that is just not. */
+static void a_line_that_is_too_long_is_named_and_forgotten(void **state) {
+    (void)state;
+    scratch folder = scratch_make();
+    char input[512], prefix[512];
+    const char *inputs[] = {keep(input, scratch_file(&folder, "in.jsonl"))};
+    FILE *file = fopen(input, "w");
+    char *letters = malloc(LOOM__JSON_LINE_BYTES + 1);
+    assert_true(file && letters);
+    memset(letters, 'x', LOOM__JSON_LINE_BYTES + 1);
+    fputs("{\"text\":\"a\"}\n", file);
+    fwrite(letters, 1, LOOM__JSON_LINE_BYTES + 1, file);
+    fputs("\n{\"text\":\"bc\"}\n{\"text\":\"", file);
+    fwrite(letters, 1, LOOM__JSON_LINE_BYTES - 11, file);
+    fputs("\"}\n{\"text\":\"d\"}\n", file);
+    fwrite(letters, 1, LOOM__JSON_LINE_BYTES + 1, file);
+    assert_int_equal(fclose(file), 0);
+    free(letters);
+    loom_data_preprocess_config config = config_of(inputs, keep(prefix, scratch_file(&folder, "out")));
+    told told_of = {0};
+    config.skipped = tell;
+    config.progress_context = &told_of;
+    loom_data_preprocess_result result;
+    assert_ok(loom_data_preprocess_text(&config, &result));
+    assert_int_equal(result.documents, 4);
+    assert_int_equal(result.invalid, 2);
+    assert_int_equal(result.bytes, scratch_size(&folder, "in.jsonl"));
+    assert_int_equal(told_of.count, 2);
+    assert_non_null(strstr(told_of.first, "in.jsonl:2: the line has 67108865 bytes, expected at most 67108864"));
+    assert_lengths(&folder, "out", (const int64_t[]){2, 3, LOOM__JSON_LINE_BYTES - 10, 2, -1});
+    config.strict = true;
+    assert_int_equal(loom_data_preprocess_text(&config, &result), LOOM_ERR_FORMAT);
+    scratch_remove(&folder);
+}
+
 static void its_own_output_is_no_input(void **state) {
     (void)state;
     scratch folder = scratch_make();
@@ -416,6 +451,7 @@ static void a_full_disk_leaves_what_another_run_goes_on_with(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(json_lines_are_kept_or_counted),
+        cmocka_unit_test(a_line_that_is_too_long_is_named_and_forgotten),
         cmocka_unit_test(its_own_output_is_no_input),
         cmocka_unit_test(several_keys_give_datasets_that_correspond),
         cmocka_unit_test(plain_text_is_cut_as_asked),

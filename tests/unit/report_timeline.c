@@ -149,6 +149,40 @@ static void the_trace_has_every_event_in_microseconds(void **state) {
     free(text);
 }
 
+static void spans_that_overlap_are_pairs_in_a_process_of_their_row(void **state) {
+    (void)state;
+    static const loom_timeline_span spans[] = {
+        {1, LOOM_SPAN_GRADIENT_REDUCTION, 0, 4096, 4.0, 9.0},
+        {1, LOOM_SPAN_PARAMETER_GATHER, 1, 2048, 7.0, 12.0},
+        {0, LOOM_SPAN_OPTIMIZER_STEP, -1, 0, 15.0, 17.0},
+    };
+    loom_timeline timeline = example;
+    timeline.spans = spans;
+    timeline.span_count = 3;
+    char *text = written(write_trace, &timeline, LOOM_OK);
+    json_t *trace = json_loads(text, 0, NULL);
+    const json_t *list = json_object_get(trace, "traceEvents");
+    /* Row 0 communicates with nobody, and has no process for it. */
+    assert_int_equal(json_array_size(list), 1 + 2 + 1 + 5 + 2 * 2 + 1);
+    assert_non_null(strstr(text, "stage 1: communication"));
+    assert_null(strstr(text, "stage 0: communication"));
+    const json_t *begin = json_array_get(list, 9), *end = json_array_get(list, 10), *update = json_array_get(list, 13);
+    assert_string_equal(json_string_value(json_object_get(begin, "name")), "gradient reduction, bucket 0");
+    assert_string_equal(json_string_value(json_object_get(begin, "ph")), "b");
+    assert_string_equal(json_string_value(json_object_get(end, "ph")), "e");
+    assert_true(json_equal(json_object_get(begin, "id"), json_object_get(end, "id")));
+    assert_int_equal(json_integer_value(json_object_get(begin, "pid")), 2);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(begin, "args"), "bytes")), 4096);
+    /* The span begins before all events do, and time with it. */
+    assert_true(fabs(json_number_value(json_object_get(begin, "ts"))) < 1e-9);
+    assert_true(fabs(json_number_value(json_object_get(end, "ts")) - 5000.0) < 1e-9);
+    assert_string_equal(json_string_value(json_object_get(update, "name")), "optimizer step");
+    assert_string_equal(json_string_value(json_object_get(update, "ph")), "X");
+    assert_true(fabs(json_number_value(json_object_get(update, "ts")) - 11000.0) < 1e-9);
+    json_decref(trace);
+    free(text);
+}
+
 static void what_cannot_be_drawn_is_refused(void **state) {
     (void)state;
     static const loom_schedule_event bad[] = {
@@ -167,6 +201,19 @@ static void what_cannot_be_drawn_is_refused(void **state) {
         free(written(loom_timeline_write_svg, &timeline, LOOM_ERR_ARGUMENT));
         assert_non_null(strstr(loom_error_message(), "event 0 ("));
         free(written(write_trace, &timeline, LOOM_ERR_ARGUMENT));
+    }
+    static const loom_timeline_span bad_spans[] = {
+        {2, LOOM_SPAN_GRADIENT_REDUCTION, 0, 0, 0, 1},
+        {0, LOOM_SPAN_OPTIMIZER_STEP + 1, 0, 0, 0, 1},
+        {0, LOOM_SPAN_PARAMETER_GATHER, 0, 0, 2, 1},
+        {0, LOOM_SPAN_PARAMETER_GATHER, 0, 0, NAN, 1},
+    };
+    for (size_t i = 0; i < sizeof bad_spans / sizeof *bad_spans; i++) {
+        loom_timeline timeline = example;
+        timeline.spans = &bad_spans[i];
+        timeline.span_count = 1;
+        free(written(write_trace, &timeline, LOOM_ERR_ARGUMENT));
+        assert_non_null(strstr(loom_error_message(), "span 0 ("));
     }
     FILE *full = fopen("/dev/full", "w");
     if (full) {
@@ -190,6 +237,7 @@ int main(void) {
         cmocka_unit_test(numbers_are_left_out_where_none_would_fit),
         cmocka_unit_test(a_timeline_of_nothing_is_a_picture_and_a_trace),
         cmocka_unit_test(the_trace_has_every_event_in_microseconds),
+        cmocka_unit_test(spans_that_overlap_are_pairs_in_a_process_of_their_row),
         cmocka_unit_test(what_cannot_be_drawn_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,31 @@
+# SentencePiece's models, where its library and a C++ compiler are: one file of C++, and nothing else of the tree.
+if(NOT MEGALOOM_SENTENCEPIECE MATCHES "^(auto|ON|OFF)$")
+  message(FATAL_ERROR "MEGALOOM_SENTENCEPIECE is '${MEGALOOM_SENTENCEPIECE}': expected auto, ON or OFF")
+elseif(MEGALOOM_SENTENCEPIECE STREQUAL "OFF")
+  return()
+endif()
+
+include(CheckLanguage)
+find_library(SENTENCEPIECE_LIBRARY sentencepiece)
+find_path(SENTENCEPIECE_INCLUDE sentencepiece_processor.h)
+if(SENTENCEPIECE_LIBRARY AND SENTENCEPIECE_INCLUDE)
+  check_language(CXX)
+endif()
+if(NOT CMAKE_CXX_COMPILER)
+  if(MEGALOOM_SENTENCEPIECE STREQUAL "ON")
+    message(FATAL_ERROR "MEGALOOM_SENTENCEPIECE is ON, but the library (Debian: libsentencepiece-dev) or a C++ compiler "
+      "(g++) is not found")
+  endif()
+  message(STATUS "SentencePiece or a C++ compiler not found: its models will be refused")
+  return()
+endif()
+
+enable_language(CXX)
+set(CMAKE_CXX_STANDARD 17)
+add_library(sentencepiece_calls OBJECT src/data/sentencepiece.cc)
+target_include_directories(sentencepiece_calls PRIVATE include src ${SENTENCEPIECE_INCLUDE})
+target_sources(room_data PRIVATE $<TARGET_OBJECTS:sentencepiece_calls>)
+set_source_files_properties(src/data/sentencepiece.c PROPERTIES COMPILE_DEFINITIONS MEGALOOM_SENTENCEPIECE=1)
+# The library is linked by the compiler of C, also where others do it.
+target_link_libraries(room_data PUBLIC ${SENTENCEPIECE_LIBRARY} stdc++)
+set_property(GLOBAL APPEND PROPERTY loom_object_targets sentencepiece_calls)

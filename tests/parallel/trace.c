@@ -1,0 +1,227 @@
+/* What a trace shows beside the computations: reductions of buckets under the backward or behind it, gathers of
+ * parameters behind the optimizer's step. Rank 0 reads the file that it has written. Under mpirun the program is one of
+ * the two ranks. */
+#include "small_model.h"
+#include "support.h"
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { RANKS = 2, STEPS = 2, MICROBATCHES = 2 };
+
+typedef struct trace_case {
+    bool overlaps, shards;
+    char folder[256];
+} trace_case;
+
+/* Events of one name (up to a comma) of one row, in time's order; microseconds. */
+typedef struct found {
+    int64_t count;
+    double begin[256], end[256];
+} found;
+
+static double number(const json_t *object, const char *key) {
+    return json_number_value(json_object_get(object, key));
+}
+
+static bool is_named(const json_t *event, const char *name) {
+    const char *found_name = json_string_value(json_object_get(event, "cat"));
+    return found_name && strcmp(found_name, name) == 0;
+}
+
+static loom_status find(const json_t *events, const char *name, int64_t process, int64_t thread, found *out) {
+    const json_t *at, *end;
+    size_t i, k;
+    *out = (found){0};
+    json_array_foreach(events, i, at) {
+        const char *phase = json_string_value(json_object_get(at, "ph"));
+        if (!is_named(at, name) || number(at, "pid") != (double)process || number(at, "tid") != (double)thread ||
+            strcmp(phase, "e") == 0)
+            continue;
+        CHECK(out->count < 256, "more than 256 events %s", name);
+        double begin = number(at, "ts"), finish = NAN;
+        if (strcmp(phase, "X") == 0)
+            finish = begin + number(at, "dur");
+        json_array_foreach(events, k,
+            end) if (strcmp(phase, "b") == 0 && strcmp(json_string_value(json_object_get(end, "ph")), "e") == 0 &&
+                     json_equal(json_object_get(end, "id"), json_object_get(at, "id"))) finish = number(end, "ts");
+        CHECK(finish >= begin, "%s at %g us ends at %g us", name, begin, finish);
+        out->begin[out->count] = begin;
+        out->end[out->count++] = finish;
+    }
+    return LOOM_OK;
+}
+
+/* Most of those that are not behind `limit`. */
+static double last_end(const found *events, double limit) {
+    double last = 0;
+    for (int64_t i = 0; i < events->count; i++)
+        if (events->begin[i] < limit && events->end[i] > last)
+            last = events->end[i];
+    return last;
+}
+
+static loom_status check_rank(const trace_case *c, const json_t *events, int64_t rank, int64_t buckets) {
+    found backwards, reductions, gathers, steps;
+    LOOM_TRY(find(events, "backward", 0, rank, &backwards));
+    LOOM_TRY(find(events, "gradient reduction", 1 + rank, 0, &reductions));
+    LOOM_TRY(find(events, "parameter gather", 1 + rank, 0, &gathers));
+    LOOM_TRY(find(events, "optimizer step", 0, rank, &steps));
+    CHECK(backwards.count == STEPS * MICROBATCHES, "%lld backwards", (long long)backwards.count);
+    CHECK(steps.count == STEPS, "%lld steps of the optimizer", (long long)steps.count);
+    CHECK(reductions.count == STEPS * buckets, "%lld reductions of %lld buckets", (long long)reductions.count,
+        (long long)buckets);
+    /* Gathers of the last step may be under way where the trace ends. */
+    int64_t least = c->shards ? (STEPS - 1) * buckets : 0, most = c->shards ? STEPS * buckets : 0;
+    CHECK(gathers.count >= least && gathers.count <= most, "%lld gathers of %lld buckets", (long long)gathers.count,
+        (long long)buckets);
+    double before = 0;
+    for (int step = 0; step < STEPS; step++) {
+        double backward_ends = last_end(&backwards, steps.begin[step]);
+        int64_t under = 0;
+        for (int64_t i = 0; i < reductions.count; i++) {
+            if (reductions.begin[i] < before || reductions.begin[i] > steps.begin[step])
+                continue;
+            under += reductions.begin[i] < backward_ends;
+            CHECK(reductions.end[i] <= steps.begin[step], "the optimizer's step begins before a reduction ends");
+        }
+        /* The first bucket starts inside the backward; the last one may be full only at its very end. */
+        if (c->overlaps)
+            CHECK(under >= buckets - 1, "step %d: only %lld of %lld reductions begin under the last backward", step,
+                (long long)under, (long long)buckets);
+        else
+            CHECK(under == 0, "step %d: %lld reductions begin before the last backward ends", step, (long long)under);
+        before = steps.begin[step];
+    }
+    for (int64_t i = 0; i < gathers.count; i++)
+        CHECK(gathers.begin[i] >= steps.begin[0], "parameters are gathered before the first update");
+    return LOOM_OK;
+}
+
+static loom_status check_file(const trace_case *c) {
+    char path[512];
+    json_error_t fault;
+    snprintf(path, sizeof path, "%s/trace.json", c->folder);
+    json_t *file = json_load_file(path, 0, &fault);
+    CHECK(file, "%s: %s", path, fault.text);
+    const json_t *events = json_object_get(file, "traceEvents"), *at;
+    size_t i;
+    loom_status status = LOOM_OK;
+    int64_t named = 0, buckets = 0;
+    json_array_foreach(events, i, at) {
+        const char *text = json_string_value(json_object_get(json_object_get(at, "args"), "name"));
+        named += text && strstr(text, ": communication") != NULL;
+        if (is_named(at, "gradient reduction")) {
+            int64_t bucket = json_integer_value(json_object_get(json_object_get(at, "args"), "bucket"));
+            buckets = bucket >= buckets ? bucket + 1 : buckets;
+        }
+    }
+    if (named != RANKS)
+        status = loom_fail(LOOM_ERR_INTERNAL, "%lld processes of communication have names", (long long)named);
+    if (!status && (c->overlaps ? buckets < 3 : buckets != 1))
+        status = loom_fail(LOOM_ERR_INTERNAL, "%lld buckets", (long long)buckets);
+    for (int64_t rank = 0; rank < RANKS && !status; rank++)
+        status = check_rank(c, events, rank, buckets);
+    json_decref(file);
+    return status;
+}
+
+static loom_status traced(loom_rank *rank, small_run *run, const trace_case *c) {
+    double loss;
+    LOOM_TRY(small_data(run, LOOM_TRAINING, 64, 2, 2 * RANKS * MICROBATCHES));
+    LOOM_TRY(loom_parallel_trace_begin(run->parallel, 1000));
+    for (int step = 0; step < STEPS; step++) {
+        LOOM_TRY(loom_parallel_training_step(run->parallel, run->batches, &loss));
+        LOOM_TRY(loom_optimizer_step(run->optimizer, NULL));
+    }
+    LOOM_TRY(loom_parallel_trace_end(run->parallel, c->folder));
+    return loom_agree(loom_rank_world(rank), loom_rank_index(rank) == 0 ? check_file(c) : LOOM_OK);
+}
+
+static loom_status train(loom_rank *rank, void *argument) {
+    const trace_case *c = argument;
+    loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
+    config.ddp_config.overlap_grad_reduce = c->overlaps;
+    config.ddp_config.bucket_size = 1000;
+    config.ddp_config.use_distributed_optimizer = config.ddp_config.overlap_param_gather = c->shards;
+    small_run run;
+    loom_status status = small_start(rank, &config, &run);
+    if (!status)
+        status = traced(rank, &run, c);
+    small_destroy(&run);
+    return status;
+}
+
+static void make_folder(trace_case *c) {
+    snprintf(c->folder, sizeof c->folder, "%s/trace-XXXXXX", MEGALOOM_BUILD);
+    assert_non_null(mkdtemp(c->folder));
+}
+
+static void remove_folder(const trace_case *c) {
+    char path[512];
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", c->folder, i ? "timeline.svg" : "trace.json");
+        unlink(path);
+    }
+    rmdir(c->folder);
+}
+
+static void run_case(bool overlaps, bool shards) {
+    trace_case c = {.overlaps = overlaps, .shards = shards};
+    loom_run_options options = test_options();
+    make_folder(&c);
+    loom_status status = loom_run_local(RANKS, train, &c, &options);
+    remove_folder(&c);
+    if (status)
+        fail_msg("%s", loom_error_message());
+}
+
+static void reductions_begin_under_the_backward(void **state) {
+    (void)state;
+    run_case(true, false);
+}
+
+static void without_overlap_they_begin_behind_it(void **state) {
+    (void)state;
+    run_case(false, false);
+}
+
+static void gathers_follow_the_update(void **state) {
+    (void)state;
+    run_case(true, true);
+}
+
+enum { CASES = 3 };
+
+static loom_status train_all(loom_rank *rank, void *argument) {
+    trace_case *cases = argument;
+    for (int i = 0; i < CASES; i++)
+        LOOM_TRY(train(rank, &cases[i]));
+    return LOOM_OK;
+}
+
+static void the_same_holds_on_mpi_ranks(void **state) {
+    (void)state;
+    trace_case cases[CASES] = {{.overlaps = true}, {.overlaps = false}, {.overlaps = true, .shards = true}};
+    loom_run_options options = test_options();
+    for (int i = 0; i < CASES; i++)
+        make_folder(&cases[i]);
+    loom_status status = loom_run_mpi(train_all, cases, &options);
+    for (int i = 0; i < CASES; i++)
+        remove_folder(&cases[i]);
+    if (status)
+        fail_msg("%s", loom_error_message());
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest on_threads[] = {
+        cmocka_unit_test(reductions_begin_under_the_backward),
+        cmocka_unit_test(without_overlap_they_begin_behind_it),
+        cmocka_unit_test(gathers_follow_the_update),
+    };
+    const struct CMUnitTest on_mpi[] = {cmocka_unit_test(the_same_holds_on_mpi_ranks)};
+    (void)argv;
+    return argc > 1 ? cmocka_run_group_tests(on_mpi, NULL, NULL) : cmocka_run_group_tests(on_threads, NULL, NULL);
+}
