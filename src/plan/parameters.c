@@ -93,6 +93,7 @@ loom_status loom__plan_parameters_make(const loom__plan_sizes *sizes, loom__plan
     loom_model_config one = sizes->model;
     loom__model_spec *spec = NULL;
     one.num_layers = 1;
+    one.moe.num_moe_experts = 0; /* the layer without them; with them it is counted below */
     LOOM_TRY(loom__model_spec_create(&one, &spec));
     loom__plan_model made = {0};
     sort_in(sizes, spec, &made);

@@ -98,7 +98,6 @@ static void mixtral_uses_13_of_its_47_billion(void **state) {
     const double seen = 4097.0 / 2, embedding = 32000.0 * 4096, norms = (2 * 32 + 1) * 4096.0;
     double flops = 6 * (12879925248.0 - embedding - norms) + 3 * 32 * 4 * seen * 4096;
     assert_true(fabs(p.plan->flops_per_token / flops - 1) < 1e-12);
-    assert_non_null(strstr(p.not_built, "mixture of experts"));
     assert_true(p.plan->traffic[LOOM_PLAN_EXPERT].rank > 0);
     forget(&p);
 }
