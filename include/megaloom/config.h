@@ -125,6 +125,8 @@ typedef struct loom_megatron_strategy_config {
     bool init_model_parallel;
     bool use_tp_pp_dp_mapping;
     int64_t num_distributed_optimizer_instances; /* each shares the optimizer out among its ranks */
+    bool dist_ckpt_optim_fully_reshardable;      /* how a distributed optimizer is saved: like its parameters
+                                                    (fully_reshardable) rather than as its buckets (dp_reshardable) */
     const char *nccl_communicator_config_path;
     double bucket_cap_mb; /* this and the next three: keyword arguments of the PyTorch-style wrapper, refused with
                              ddp "megatron". MiB a bucket; 0 = 25; the first bucket has 1 at most */

@@ -43,8 +43,9 @@ typedef struct loom_state_filter {
 /* Writes the state to the folder `path`, in Megatron-Core's form torch_dist: first to path.tmp, which is flushed to the
  * disk and renamed when all ranks have succeeded; a checkpoint that was there is replaced in one step. So a run that is
  * killed at any instant leaves `path` as it was, or whole and new. Each rank writes what no rank before it in its
- * data-parallel group holds as well; with the distributed optimizer each its own shard of the buckets
- * (dp_reshardable).
+ * data-parallel group holds as well; with the distributed optimizer each its own shard: of the buckets
+ * (dp_reshardable), or with strategy.dist_ckpt_optim_fully_reshardable of the parameters. Weights are stored in the
+ * dtype they are kept in, and masters beside 16-bit ones; with the optimizer also its loss scale, and the seed.
  *
  * A state may hold several modules, each with its optimizer or without. The tensors of the one with the key state_dict
  * (without one, of the first) have Megatron-Core's keys; those of another KEY have "KEY." in front, with which none of
@@ -100,9 +101,11 @@ LOOM_API void loom_load_report_free(loom_load_report *report);
 
 /* Loads the checkpoint at `path` (as loom_checkpoint_open finds it) into the state, at any tensor, pipeline, virtual
  * pipeline and data-parallel size and with or without the distributed optimizer, whatever layout wrote it. With an
- * optimizer also its moments, the master weights, its number of updates and its schedule. A vocabulary may be padded
- * otherwise: rows that are not there are zero. A state with one module takes the one that was saved under its key, or
- * the only one, whatever its key. Modules that were not made by loom_gpt_create: see loom_fabric_save.
+ * optimizer also its moments, the master weights, its number of updates, its schedule, its loss scale, and the seed of
+ * dropout. Weights of another dtype are converted; masters that the checkpoint lacks, and those of a model without its
+ * optimizer, are the stored weights, before they are rounded. A vocabulary may be padded otherwise: rows that are not
+ * there are zero. A state with one module takes the one that was saved under its key, or the only one, whatever its
+ * key. Modules that were not made by loom_gpt_create: see loom_fabric_save.
  *
  * strict: a level, or a bool. Where what is missing is an error nothing has been changed; otherwise what there is is
  * loaded and the rest left as it was. Lists that the level ignores are empty. `_extra_state` and random states of other

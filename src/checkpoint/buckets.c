@@ -5,7 +5,7 @@
 #include "checkpoint/list.h"
 #include <stdlib.h>
 
-static const char *torch_dtype(loom_dtype dtype) {
+const char *loom__state_dtype_name(loom_dtype dtype) {
     return dtype == LOOM_BF16 ? "torch.bfloat16" : dtype == LOOM_F16 ? "torch.float16" : "torch.float32";
 }
 
@@ -13,8 +13,8 @@ loom_status loom__state_bucket_key(const loom__sharded_options *options, int64_t
     const loom__state_bucket *bucket, char key[LOOM__STATE_KEY_BYTES]) {
     return loom__state_key_format(key,
         "optimizer.distributed.dp_group_idx_%lld.gbuf_idx_%lld.dtype_(%s, %s).bucket_idx_%lld.", (long long)group,
-        (long long)bucket->gbuf, torch_dtype(options->param_dtype), torch_dtype(options->grad_dtype),
-        (long long)bucket->index);
+        (long long)bucket->gbuf, loom__state_dtype_name(options->param_dtype),
+        loom__state_dtype_name(options->grad_dtype), (long long)bucket->index);
 }
 
 static int compare_buckets(const void *left, const void *right) {
@@ -99,6 +99,21 @@ void loom__state_buckets_destroy(loom__state_buckets *buckets) {
     free(buckets);
 }
 
+void loom__state_shard_range(
+    const loom__state_buckets *buckets, int64_t p, int64_t dp, int64_t dp_rank, int64_t range[2]) {
+    const loom__ddp_place *place = &buckets->places[p];
+    const loom__state_bucket *bucket = NULL;
+    for (int64_t b = 0; b < buckets->count && !bucket; b++)
+        if (p >= buckets->buckets[b].first_place && p < buckets->buckets[b].first_place + buckets->buckets[b].places)
+            bucket = &buckets->buckets[b];
+    loom__ddp_part part = {.count = 0};
+    if (bucket && dp_rank < dp)
+        part = loom__ddp_part_of(
+            place, &(loom__ddp_bucket){.start = bucket->start, .end = bucket->start + bucket->numel}, dp, dp_rank);
+    range[0] = part.count ? part.start - place->start : 0;
+    range[1] = range[0] + part.count;
+}
+
 /* Elements [from, to) of a bucket; `number` of the part or -1. */
 static loom_status add_piece(loom__state_list *list, const loom__state_bucket *bucket, const char *prefix,
     const char *name, int array, loom_dtype dtype, int64_t number, const int64_t range[2]) {
@@ -144,10 +159,12 @@ static loom_status add_objects(loom__state_list *list, int64_t group) {
     static const struct {
         loom__state_object object;
         const char *name;
-    } objects[] = {{LOOM__STATE_OPTIMIZER, "optimizer"}, {LOOM__STATE_NUMEL, "per_bucket_numel"},
-        {LOOM__STATE_NUMEL_UNPADDED, "per_bucket_numel_unpadded"}};
+    } objects[] = {{LOOM__STATE_OPTIMIZER, "optimizer"}, {LOOM__STATE_SCALER, "grad_scaler"},
+        {LOOM__STATE_NUMEL, "per_bucket_numel"}, {LOOM__STATE_NUMEL_UNPADDED, "per_bucket_numel_unpadded"}};
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) {
         loom__state_entry *entry = NULL;
+        if (objects[i].object == LOOM__STATE_SCALER && !list->options->scaler)
+            continue;
         LOOM_TRY(loom__state_list_add(list, &entry));
         LOOM_TRY(loom__state_key_format(
             entry->key, "optimizer.distributed.dp_group_idx_%lld.%s/shard_0_1", (long long)group, objects[i].name));

@@ -20,11 +20,12 @@ const char *loom__optimizer_form_name(loom__optimizer_form form) {
     }
 }
 
-loom__content_metadata loom__sharded_state_dict_metadata(bool use_distributed_optimizer) {
+loom__content_metadata loom__sharded_state_dict_metadata(bool use_distributed_optimizer, bool fully_reshardable) {
+    loom__optimizer_form form = !use_distributed_optimizer ? LOOM__OPTIMIZER_WHOLE
+                                : fully_reshardable        ? LOOM__OPTIMIZER_FULLY_RESHARDABLE
+                                                           : LOOM__OPTIMIZER_DP_RESHARDABLE;
     return (loom__content_metadata){
-        .distrib_optim_sharding_type =
-            use_distributed_optimizer ? loom__optimizer_form_name(LOOM__OPTIMIZER_DP_RESHARDABLE) : NULL,
-        .chained_optim_avoid_prefix = true};
+        .distrib_optim_sharding_type = loom__optimizer_form_name(form), .chained_optim_avoid_prefix = true};
 }
 
 loom_status loom__state_key_format(char key[LOOM__STATE_KEY_BYTES], const char *format, ...) {
@@ -109,29 +110,42 @@ static void place_box(const loom__state_list *list, const loom__parameter_descri
     entry->count = box->count[0] * box->count[1];
 }
 
-/* All chunks of one array of one parameter; keys begin with `prefix`. */
-static loom_status add_parameter(
-    loom__state_list *list, int64_t number, const char *prefix, int array, loom_dtype dtype) {
+/* One chunk; `part`: 0 or 1 of a gated layer whose halves have keys of their own, else -1. */
+static loom_status add_box(loom__state_list *list, int64_t number, const char *prefix, int array, loom_dtype dtype,
+    const loom__box *box, int part) {
     const loom__part_entry *held = &list->part->entries[number];
+    const loom__parameter_descriptor *parameter = &list->layout->spec->parameters[held->canonical];
+    char name[LOOM__STATE_KEY_BYTES];
+    loom__state_entry *entry = NULL;
+    LOOM_TRY(loom__state_list_add(list, &entry));
+    loom__state_key(parameter, list->options->singleton_local_shards, part, name);
+    LOOM_TRY(loom__state_key_format(entry->key, "%s%s", prefix, name));
+    place_box(list, parameter, box, part, entry);
+    entry->dtype = dtype;
+    entry->replica[0] = held->copy;
+    entry->array = array;
+    entry->entry = number;
+    return LOOM_OK;
+}
+
+/* All chunks of one array of one parameter; keys begin with `prefix`. range: the elements of the local tensor that this
+ * data-parallel place alone has; NULL: it has all of them, as every other does. */
+static loom_status add_parameter(
+    loom__state_list *list, int64_t number, const char *prefix, int array, loom_dtype dtype, const int64_t range[2]) {
     const loom__model_spec *spec = list->layout->spec;
-    const loom__parameter_descriptor *parameter = &spec->parameters[held->canonical];
-    loom__shard_box boxes[LOOM__SHARD_BOXES];
-    int count = loom__shard_boxes(spec, parameter, list->layout->tp, list->tp_rank, boxes);
+    const loom__parameter_descriptor *parameter = &spec->parameters[list->part->entries[number].canonical];
+    loom__shard_box shards[LOOM__SHARD_BOXES];
+    int count = loom__shard_boxes(spec, parameter, list->layout->tp, list->tp_rank, shards);
     for (int i = 0; i < count; i++) {
         bool apart = list->options->singleton_local_shards && parameter->shard == LOOM__SHARD_GATE_UP;
-        int part = apart ? i : -1;
-        char name[LOOM__STATE_KEY_BYTES];
-        loom__state_entry *entry = NULL;
-        LOOM_TRY(loom__state_list_add(list, &entry));
-        loom__state_key(parameter, list->options->singleton_local_shards, part, name);
-        LOOM_TRY(loom__state_key_format(entry->key, "%s%s", prefix, name));
-        place_box(list, parameter, &boxes[i].box, part, entry);
-        entry->dtype = dtype;
-        entry->replica[0] = held->copy;
-        entry->replica[1] = boxes[i].replica;
-        entry->replica[2] = list->dp_rank;
-        entry->array = array;
-        entry->entry = number;
+        loom__box boxes[LOOM__RANGE_BOXES] = {shards[i].box};
+        int made = range ? loom__box_range(&shards[i].box, range[0], range[1] - range[0], range[0], boxes) : 1;
+        for (int k = 0; k < made; k++) {
+            LOOM_TRY(add_box(list, number, prefix, array, dtype, &boxes[k], apart ? i : -1));
+            loom__state_entry *entry = &list->state->entries[list->state->count - 1];
+            entry->replica[1] = shards[i].replica;
+            entry->replica[2] = range ? 0 : list->dp_rank;
+        }
     }
     return LOOM_OK;
 }
@@ -162,11 +176,29 @@ static loom_status add_extra_state(loom__state_list *list, int64_t number) {
     return LOOM_OK;
 }
 
-static loom_status add_moment(loom__state_list *list, const char *name, int array, loom_dtype dtype) {
+/* buckets: NULL, or those whose shards are written one by one. */
+static loom_status add_moment(
+    loom__state_list *list, const char *name, int array, loom_dtype dtype, const loom__state_buckets *buckets) {
     char prefix[LOOM__STATE_KEY_BYTES];
     LOOM_TRY(loom__state_key_format(prefix, "optimizer.state.%s.%s", name, list->options->prefix));
-    for (int64_t i = 0; i < list->part->count; i++)
-        LOOM_TRY(add_parameter(list, i, prefix, array, dtype));
+    for (int64_t i = 0; i < list->part->count; i++) {
+        int64_t range[2] = {0, 0};
+        if (buckets)
+            loom__state_shard_range(buckets, buckets->place_count - 1 - i, list->layout->dp, list->dp_rank, range);
+        if (!buckets || range[0] < range[1])
+            LOOM_TRY(add_parameter(list, i, prefix, array, dtype, buckets ? range : NULL));
+    }
+    return LOOM_OK;
+}
+
+static loom_status add_state(loom__state_list *list, const loom__state_buckets *buckets) {
+    const loom__sharded_options *options = list->options;
+    if (options->form == LOOM__OPTIMIZER_FULLY_RESHARDABLE)
+        LOOM_TRY(add_moment(list, "param", LOOM__STATE_MASTER, LOOM_F32, buckets));
+    else if (options->param_dtype != LOOM_F32)
+        LOOM_TRY(add_moment(list, "fp32_param", LOOM__STATE_MASTER, LOOM_F32, buckets));
+    for (int i = 0; i < options->moments; i++)
+        LOOM_TRY(add_moment(list, options->moment[i].name, LOOM__STATE_MOMENT + i, options->moment[i].dtype, buckets));
     return LOOM_OK;
 }
 
@@ -181,18 +213,18 @@ static loom_status add_optimizer(loom__state_list *list) {
         return loom_fail(LOOM_ERR_UNSUPPORTED,
             "distrib_optim_sharding_type: fully_sharded_model_space is read, not written; expected dp_reshardable or "
             "fully_reshardable");
-    if (form == LOOM__OPTIMIZER_FULLY_RESHARDABLE)
-        LOOM_TRY(add_moment(list, "param", LOOM__STATE_MASTER, LOOM_F32));
-    else if (options->param_dtype != LOOM_F32)
-        LOOM_TRY(add_moment(list, "fp32_param", LOOM__STATE_MASTER, LOOM_F32));
-    for (int i = 0; i < options->moments; i++)
-        LOOM_TRY(add_moment(list, options->moment[i].name, LOOM__STATE_MOMENT + i, options->moment[i].dtype));
-    return LOOM_OK;
+    if (form != LOOM__OPTIMIZER_FULLY_RESHARDABLE || !options->by_shard)
+        return add_state(list, NULL);
+    loom__state_buckets *buckets = NULL;
+    LOOM_TRY(loom__state_buckets_create(list->layout, list->part, list->stage, &buckets));
+    loom_status status = add_state(list, buckets);
+    loom__state_buckets_destroy(buckets);
+    return status;
 }
 
 static loom_status add_all(loom__state_list *list) {
     for (int64_t i = 0; i < list->part->count; i++)
-        LOOM_TRY(add_parameter(list, i, list->options->prefix, LOOM__STATE_WEIGHT, list->options->param_dtype));
+        LOOM_TRY(add_parameter(list, i, list->options->prefix, LOOM__STATE_WEIGHT, list->options->param_dtype, NULL));
     for (int64_t i = 0; i < list->part->count; i++)
         LOOM_TRY(add_extra_state(list, i));
     return add_optimizer(list);

@@ -30,8 +30,9 @@ typedef struct loom__content_metadata {
     bool chained_optim_avoid_prefix;
 } loom__content_metadata;
 
-/* What the strategy asks for: dp_reshardable with the distributed optimizer, else no type. */
-loom__content_metadata loom__sharded_state_dict_metadata(bool use_distributed_optimizer);
+/* What the strategy asks for: with the distributed optimizer dp_reshardable, or fully_reshardable where that was
+ * chosen; else no type. */
+loom__content_metadata loom__sharded_state_dict_metadata(bool use_distributed_optimizer, bool fully_reshardable);
 
 /* Who holds what, of all ranks. Ranks that differ in context-parallel place alone count as data-parallel ones. */
 typedef struct loom__sharded_layout {
@@ -50,7 +51,12 @@ typedef struct loom__sharded_options {
     bool singleton_local_shards;
     loom_dtype param_dtype, grad_dtype;
     loom__optimizer_form form;
-    int moments; /* of the optimizer, by PyTorch's names: exp_avg, exp_avg_sq, … */
+    /* Of fully_reshardable: a data-parallel place has what it keeps, the elements of its shard of the buckets, rather
+     * than copies of all. */
+    bool by_shard;
+    bool scaler;        /* of dp_reshardable: the optimizer has a loss scale, which is an object there */
+    bool weights_alone; /* of what is read: keys of an optimizer are nothing of the model */
+    int moments;        /* of the optimizer, by PyTorch's names: exp_avg, exp_avg_sq, … */
     struct loom__sharded_moment {
         const char *name;
         loom_dtype dtype;
@@ -64,6 +70,7 @@ typedef enum loom__state_object {
     LOOM__STATE_TENSOR,        /* no object */
     LOOM__STATE_EXTRA,         /* of a linear layer: holds nothing */
     LOOM__STATE_OPTIMIZER,     /* param_groups of a data-parallel group */
+    LOOM__STATE_SCALER,        /* the loss scale of one */
     LOOM__STATE_NUMEL,         /* elements of each bucket of a data-parallel group, */
     LOOM__STATE_NUMEL_UNPADDED /* and without what stands behind its last parameter */
 } loom__state_object;
@@ -124,6 +131,13 @@ loom_status loom__state_buckets_create(
     const loom__sharded_layout *layout, const loom__part *part, int64_t stage, loom__state_buckets **buckets);
 void loom__state_buckets_destroy(loom__state_buckets *buckets); /* NULL is accepted */
 
+/* What data-parallel place dp_rank of dp keeps of the parameter of place p: elements [range[0], range[1]) of its local
+ * tensor, none where both are the same. */
+void loom__state_shard_range(
+    const loom__state_buckets *buckets, int64_t p, int64_t dp, int64_t dp_rank, int64_t range[2]);
+
+/* PyTorch's name of a dtype of parameters or gradients. */
+const char *loom__state_dtype_name(loom_dtype dtype);
 /* "optimizer.distributed.dp_group_idx_G.gbuf_idx_B.dtype_(torch.float32, torch.float32).bucket_idx_K." */
 loom_status loom__state_bucket_key(const loom__sharded_options *options, int64_t group,
     const loom__state_bucket *bucket, char key[LOOM__STATE_KEY_BYTES]);

@@ -286,6 +286,10 @@ static loom_status sort_tensor(sorter *s, int64_t number) {
     const loom__stored_tensor *tensor = &s->stored->tensors[number];
     loom__reshard_source *source = s->source;
     bool bucket = false;
+    if (s->options->weights_alone && skip(tensor->key, "optimizer.")) {
+        source->unexpected[source->unexpected_count++] = number;
+        return LOOM_OK;
+    }
     LOOM_TRY(add_bucket(s, number, &bucket));
     if (bucket)
         return LOOM_OK;

@@ -454,10 +454,6 @@ void loom__check_run(const loom_run_config *config, int64_t world_size, loom__fa
     loom__check_precision(&config->precision, faults);
     check_model(config, faults);
     check_data(config, faults);
-    if (config->checkpoint.every > 0 && loom__precision_dtype(&config->precision) != LOOM_F32)
-        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
-            "not supported yet: checkpoint.every=%" PRId64 " with precision %s; only 0 works", config->checkpoint.every,
-            config->precision.precision);
     check_optimizer(&config->optim, faults);
     check_schedule(&config->lr, config->steps, faults);
     int64_t data_parallel = world_size > 0 ? check_layout(config, world_size, faults) : 0;

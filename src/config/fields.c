@@ -332,6 +332,8 @@ const loom__field loom__fields[] = {
         DOC("prepare the model for parallel ranks")),
     EXPAND(BOOL, STRATEGY(use_tp_pp_dp_mapping), "false", DOC("rank order tp-cp-ep-pp-dp in place of tp-cp-ep-dp-pp")),
     EXPAND(INT, STRATEGY(num_distributed_optimizer_instances), "1", FROM(1), DOC("replicas of the optimizer's shards")),
+    EXPAND(BOOL, STRATEGY(dist_ckpt_optim_fully_reshardable), "false",
+        DOC("save a distributed optimizer like its parameters, not as its buckets")),
     EXPAND(STRING, STRATEGY(nccl_communicator_config_path), "null", NULLABLE, NONE_YET("NCCL"),
         DOC("YAML file of NCCL settings")),
     EXPAND(REAL, STRATEGY(bucket_cap_mb), "null", NULLABLE, ABOVE(0), DOC("ddp pytorch: MiB a bucket; null: 25")),

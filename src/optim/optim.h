@@ -64,12 +64,12 @@ const loom_optimizer_config *loom__optimizer_config_of(const loom_optimizer *opt
 /* What else of an optimizer goes on after a stop; its schedule is loom_lr_state. */
 typedef struct loom__optimizer_progress {
     int64_t steps, skipped_steps; /* updates so far */
-    bool has_scaler;              /* of which the rest is */
+    bool has_scaler, dynamic;     /* of which the rest is; a scale that is not dynamic is no state */
     double scale;
     int64_t growth_tracker, hysteresis_tracker;
 } loom__optimizer_progress;
 loom__optimizer_progress loom__optimizer_progress_of(const loom_optimizer *optimizer);
-/* The scaler's part is left as it is where the optimizer, or the progress, has none. */
+/* The scaler's part is left as it is where the optimizer, or the progress, has none that is dynamic. */
 void loom__optimizer_set_progress(loom_optimizer *optimizer, const loom__optimizer_progress *progress);
 
 #endif

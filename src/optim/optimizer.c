@@ -200,6 +200,7 @@ loom__optimizer_progress loom__optimizer_progress_of(const loom_optimizer *optim
     return (loom__optimizer_progress){.steps = optimizer->steps_done,
         .skipped_steps = optimizer->skipped_steps,
         .has_scaler = optimizer->has_scaler,
+        .dynamic = optimizer->has_scaler && optimizer->scaler.options.dynamic,
         .scale = (double)optimizer->scaler.scale,
         .growth_tracker = optimizer->scaler.growth_tracker,
         .hysteresis_tracker = optimizer->scaler.hysteresis_tracker};
@@ -208,7 +209,7 @@ loom__optimizer_progress loom__optimizer_progress_of(const loom_optimizer *optim
 void loom__optimizer_set_progress(loom_optimizer *optimizer, const loom__optimizer_progress *progress) {
     optimizer->steps_done = optimizer->schedule_steps = progress->steps;
     optimizer->skipped_steps = progress->skipped_steps;
-    if (!optimizer->has_scaler || !progress->has_scaler)
+    if (!optimizer->has_scaler || !optimizer->scaler.options.dynamic || !progress->dynamic)
         return;
     optimizer->scaler.scale = (float)progress->scale;
     optimizer->scaler.growth_tracker = progress->growth_tracker;

@@ -1,6 +1,7 @@
 /* Loading a state, as the strategy does it: first every rank finds out, alone, whether what was asked for is there;
  * they agree; only then anything is changed. The invariant: an error of a strict load leaves the state as it was. */
 #include "strategy/load.h"
+#include "model/gpt.h"
 #include <stdlib.h>
 
 /* What a report's values live in. */
@@ -124,6 +125,14 @@ static loom_status read_module(const loading_module *m, bool *masters) {
     return m->parts.optimizer ? loom__load_optimizer(m->parts.optimizer, &m->scope) : LOOM_OK;
 }
 
+/* Training goes on with the random numbers that it had; every rank reads the same ones. */
+static void take_seed(const loading_module *m) {
+    const loom_value *seed = loom_value_get(loom_value_get(m->scope.root, "megaloom"), "seed");
+    loom__gpt *gpt = m->parts.module->module->context;
+    if (m->parts.optimizer && m->parts.module->is_gpt && seed && seed->kind == LOOM_VALUE_INT)
+        gpt->environment.seed = (uint64_t)seed->integer;
+}
+
 /* Collective. */
 static loom_status take_module(const loading *l, const loading_module *m) {
     loom__ddp *ddp = m->parts.module->ddp;
@@ -131,7 +140,10 @@ static loom_status take_module(const loading *l, const loading_module *m) {
     if (ddp)
         LOOM_TRY(loom__ddp_wait_parameters(ddp));
     LOOM_TRY(loom_agree(loom_rank_world(l->fabric->rank), read_module(m, &masters)));
-    return masters ? loom__ddp_gather(ddp) : LOOM_OK;
+    if (masters)
+        LOOM_TRY(loom__ddp_gather(ddp));
+    take_seed(m);
+    return LOOM_OK;
 }
 
 static loom_status load_all(loading *l, const char *path, loom_strict strict) {

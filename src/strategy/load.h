@@ -45,6 +45,9 @@ loom_status loom__layout_read(const loom_value *common, loom__sharded_layout *la
 /* param_groups of the optimizer, its schedule, and its loss scaler (NULL without one). */
 loom_status loom__optimizer_groups_value(
     loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **value);
+/* What PyTorch's optimizer keeps beside its tensors: {common_step}, or nothing before the first update. */
+loom_status loom__optimizer_step_value(
+    loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **value);
 loom_status loom__optimizer_schedule_value(
     loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **value);
 loom_status loom__optimizer_scaler_value(

@@ -9,53 +9,63 @@ static const loom_value *first_item(const loom_value *list) {
     return list && list->kind == LOOM_VALUE_LIST && list->count > 0 ? list->items[0] : NULL;
 }
 
+/* A tensor of one number, which need not be aligned, counts as that number. */
 static bool read_number(const loom_value *value, double *out) {
+    float number = 0;
     if (value && value->kind == LOOM_VALUE_INT)
         *out = (double)value->integer;
     else if (value && value->kind == LOOM_VALUE_FLOAT)
         *out = value->number;
+    else if (value && value->kind == LOOM_VALUE_TENSOR && value->tensor->dtype == LOOM_F32 &&
+             value->tensor->elements == 1)
+        *out = (double)*(float *)memcpy(&number, value->tensor->data, sizeof number);
     else
         return false;
     return true;
 }
 
-static loom_status read_integer(const loom_value *from, const char *what, const char *key, int64_t *out) {
+static loom_status read_whole(const loom_value *from, const char *what, const char *key, double least, int64_t *out) {
     double number = 0;
     const double most = 0x1p62;
     if (!read_number(loom_value_get(from, key), &number))
         return LOOM_OK;
-    if (!(number >= 0 && number < most) || floor(number) < number)
-        return loom_fail(
-            LOOM_ERR_FORMAT, "checkpoint: %s, %s: found %g, expected a whole number from 0 on", what, key, number);
+    if (!(number >= least && number < most) || floor(number) < number)
+        return loom_fail(LOOM_ERR_FORMAT, "checkpoint: %s, %s: found %g, expected a whole number from %g on", what, key,
+            number, least);
     *out = (int64_t)number;
     return LOOM_OK;
 }
 
-/* "step" of the first group; *steps stays where there is none. */
+static loom_status read_integer(const loom_value *from, const char *what, const char *key, int64_t *out) {
+    return read_whole(from, what, key, 0, out);
+}
+
+/* "step" of the first group, or that of all parameters; *steps stays where there is none. */
 static loom_status read_steps(const loom_value *optimizer, int64_t *steps) {
     const loom_value *inner = loom_value_get(optimizer, "optimizer");
-    const loom_value *groups = loom_value_get(inner ? inner : optimizer, "param_groups");
+    if (inner)
+        optimizer = inner;
+    LOOM_TRY(read_integer(loom_value_get(optimizer, "state"), "state of the optimizer", "common_step", steps));
+    const loom_value *groups = loom_value_get(optimizer, "param_groups");
     return read_integer(first_item(groups), "param_groups of the optimizer", "step", steps);
 }
 
-static loom_status find_steps(const loom__load_scope *scope, int64_t *steps) {
+/* What the first data-parallel group of a dp_reshardable optimizer keeps under a name; *value stays where it does not.
+ */
+static loom_status read_group(
+    const loom__load_scope *scope, const char *name, loom_value_pool *pool, const loom_value **value) {
     const loom_checkpoint *checkpoint = scope->checkpoint;
-    const loom_checkpoint_info *info = loom_checkpoint_get_info(checkpoint);
-    const loom_value *common = loom_value_get(scope->root, "optimizer"), *inner = first_item(common);
-    LOOM_TRY(read_steps(inner ? inner : common, steps));
-    for (int64_t i = 0; *steps < 0 && i < info->objects; i++) {
+    char wanted[128];
+    snprintf(wanted, sizeof wanted, "optimizer.distributed.dp_group_idx_0.%s/shard_0_1", name);
+    for (int64_t i = 0; i < loom_checkpoint_get_info(checkpoint)->objects; i++) {
         const loom_checkpoint_object *object = loom_checkpoint_object_at(checkpoint, i);
         const char *key = loom__load_scope_key(scope, object->name);
-        if (!key || strcmp(key, "optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1") != 0)
+        const loom_value *list = NULL;
+        if (!key || strcmp(key, wanted) != 0)
             continue;
-        loom_value_pool *pool = NULL;
-        const loom_value *value = NULL;
-        LOOM_TRY(loom_value_pool_create(&pool));
-        loom_status status = loom_checkpoint_read_object(checkpoint, object, pool, &value);
-        if (!status)
-            status = read_steps(first_item(value), steps);
-        loom_value_pool_destroy(pool);
-        return status;
+        LOOM_TRY(loom_checkpoint_read_object(checkpoint, object, pool, &list));
+        *value = first_item(list);
+        break;
     }
     return LOOM_OK;
 }
@@ -90,26 +100,46 @@ static loom_status load_schedule(loom_optimizer *optimizer, const loom_value *co
     return loom_optimizer_load_lr_state(optimizer, &state);
 }
 
-/* skipped_steps and grad_scaler are ours and Megatron-Core's; either may be missing. */
-static loom_status read_progress(const loom_value *common, loom__optimizer_progress *progress) {
-    const loom_value *scaler = loom_value_get(loom_value_get(common, "optimizer"), "grad_scaler");
-    LOOM_TRY(read_integer(loom_value_get(common, "megaloom"), "megaloom", "skipped_steps", &progress->skipped_steps));
+static loom_status read_scaler(const loom_value *scaler, loom__optimizer_progress *progress) {
+    const double many = 0x1p53; /* bad steps in a row */
+    progress->dynamic = false;
     if (!read_number(loom_value_get(scaler, "scale"), &progress->scale))
         return LOOM_OK;
     if (!(progress->scale > 0) || isinf(progress->scale))
         return loom_fail(LOOM_ERR_FORMAT, "checkpoint: grad_scaler, scale: found %g, expected a finite number above 0",
             progress->scale);
     LOOM_TRY(read_integer(scaler, "grad_scaler", "growth_tracker", &progress->growth_tracker));
-    LOOM_TRY(read_integer(scaler, "grad_scaler", "hysteresis_tracker", &progress->hysteresis_tracker));
-    progress->has_scaler = true;
+    LOOM_TRY(read_whole(scaler, "grad_scaler", "hysteresis_tracker", -many, &progress->hysteresis_tracker));
+    progress->dynamic = true;
     return LOOM_OK;
+}
+
+/* What is not among the common state is, or may be, with the group. */
+static loom_status read_progress(
+    const loom__load_scope *scope, loom_value_pool *pool, int64_t *steps, loom__optimizer_progress *progress) {
+    const loom_value *optimizer = loom_value_get(scope->root, "optimizer"), *group = NULL;
+    if (first_item(optimizer))
+        optimizer = first_item(optimizer);
+    LOOM_TRY(read_steps(optimizer, steps));
+    if (*steps < 0) {
+        LOOM_TRY(read_group(scope, "optimizer", pool, &group));
+        LOOM_TRY(read_steps(group, steps));
+    }
+    const loom_value *scaler = loom_value_get(optimizer, "grad_scaler");
+    if (!scaler)
+        LOOM_TRY(read_group(scope, "grad_scaler", pool, &scaler));
+    LOOM_TRY(read_scaler(scaler, progress));
+    return read_integer(loom_value_get(scope->root, "megaloom"), "megaloom", "skipped_steps", &progress->skipped_steps);
 }
 
 loom_status loom__load_optimizer(loom_optimizer *optimizer, const loom__load_scope *scope) {
     loom__optimizer_progress progress = loom__optimizer_progress_of(optimizer);
     int64_t steps = -1;
-    LOOM_TRY(find_steps(scope, &steps));
-    LOOM_TRY(read_progress(scope->root, &progress));
+    loom_value_pool *pool = NULL;
+    LOOM_TRY(loom_value_pool_create(&pool));
+    loom_status status = read_progress(scope, pool, &steps, &progress);
+    loom_value_pool_destroy(pool);
+    LOOM_TRY(status);
     if (steps >= 0) {
         progress.steps = steps;
         loom__optimizer_set_progress(optimizer, &progress);

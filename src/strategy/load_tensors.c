@@ -130,7 +130,7 @@ loom_status loom__load_create(
     load->parallel = parallel;
     load->scope = *scope;
     load->gpt = parallel->module->context;
-    load->options = (loom__sharded_options){.prefix = ""};
+    load->options = (loom__sharded_options){.prefix = "", .weights_alone = !optimizer};
     if (optimizer) {
         load->state = loom__optimizer_state_of(optimizer);
         load->options.moments = load->state->count;
@@ -201,7 +201,7 @@ loom_status loom__load_list(const loom__load *load, loom_load_report *report) {
 
 /* Where the elements of a want go. */
 typedef struct sink {
-    loom_dtype dtype; /* F32 or BF16 */
+    loom_dtype dtype; /* F32, BF16 or F16 */
     void *values;
 } sink;
 
@@ -225,7 +225,7 @@ static void want_state(reading *r, const loom__ddp_view *view, int64_t place, in
         .canonical = canonical, .first = part->start - view->places[place].start, .count = part->count};
     if (load->masters) {
         want.array = LOOM__STATE_MASTER;
-        add_want(r, want, (sink){LOOM_F32, view->data + part->start});
+        add_want(r, want, (sink){LOOM_F32, view->master ? view->master + part->state : view->data + part->start});
     }
     for (int i = 0; i < load->state->count; i++) {
         const struct loom__optimizer_array *array = &load->state->arrays[i];
@@ -240,11 +240,22 @@ static void want_weights(reading *r) {
     for (int64_t i = 0; i < part->count; i++) {
         const loom_parameter *parameter = r->load->gpt->set->list[i];
         loom__reshard_want want = {.canonical = part->entries[i].canonical, .count = loom_parameter_count(parameter)};
-        add_want(r, want, (sink){LOOM_F32, parameter->data});
+        add_want(r, want, (sink){parameter->dtype, loom_parameter_values(parameter)});
     }
 }
 
-static loom_status want_states(reading *r) {
+/* Masters begin as the weights that are stored, in what precision those are. */
+static void want_masters(reading *r, const loom__ddp_view *view, int64_t place, int64_t canonical) {
+    const loom__ddp_part *part = &view->parts[place];
+    loom__reshard_want want = {
+        .canonical = canonical, .first = part->start - view->places[place].start, .count = part->count};
+    if (view->master)
+        add_want(r, want, (sink){LOOM_F32, view->master + part->state});
+}
+
+typedef void (*want_place)(reading *r, const loom__ddp_view *view, int64_t place, int64_t canonical);
+
+static loom_status want_places(reading *r, want_place want) {
     const loom__part *part = r->load->gpt->part;
     const loom__ddp_view *view = loom__ddp_view_of(r->load->parallel->ddp);
     for (int64_t place = 0; place < part->count; place++) {
@@ -252,7 +263,7 @@ static loom_status want_states(reading *r) {
         const loom_parameter *parameter = r->load->gpt->set->list[i];
         if (view->place_count != part->count || view->parameters[place] != parameter)
             return loom_fail(LOOM_ERR_INTERNAL, "parameter %s is not where the optimizer has it", parameter->name);
-        want_state(r, view, place, part->entries[i].canonical);
+        want(r, view, place, part->entries[i].canonical);
     }
     return LOOM_OK;
 }
@@ -265,7 +276,8 @@ static void copy_box(const loom__box_copy *copy, const float *from, const sink *
             memcpy((float *)to->values + first, source, (size_t)copy->columns * sizeof *source);
         else
             for (int64_t i = 0; i < copy->columns; i++)
-                ((uint16_t *)to->values)[first + i] = loom_f32_to_bf16(source[i]);
+                ((uint16_t *)to->values)[first + i] =
+                    to->dtype == LOOM_BF16 ? loom_f32_to_bf16(source[i]) : loom_f32_to_f16(source[i]);
     }
 }
 
@@ -293,6 +305,27 @@ static loom_status read_chunk(const reading *r, const loom__reshard_plan *plan, 
     return status;
 }
 
+/* Elements [from, …) of one place, as far as this rank keeps state of them, in an array of it. */
+static void clear_kept(const loom__ddp_view *view, int64_t place, int64_t from, loom_dtype dtype, void *values) {
+    const loom__ddp_part *part = &view->parts[place];
+    int64_t skipped = view->places[place].start + from - part->start, size = (int64_t)loom_dtype_size(dtype);
+    skipped = skipped > 0 ? skipped : 0;
+    if (values && skipped < part->count)
+        memset((char *)values + (part->state + skipped) * size, 0, (size_t)((part->count - skipped) * size));
+}
+
+static void clear_rows(const loom__load *load, int64_t number, int64_t from) {
+    const loom_parameter *parameter = load->gpt->set->list[number];
+    const loom__ddp_view *view = load->parallel->ddp ? loom__ddp_view_of(load->parallel->ddp) : NULL;
+    int64_t place = load->gpt->part->count - 1 - number, size = (int64_t)loom_dtype_size(parameter->dtype);
+    memset((char *)loom_parameter_values(parameter) + from * size, 0,
+        (size_t)((loom_parameter_count(parameter) - from) * size));
+    if (view)
+        clear_kept(view, place, from, LOOM_F32, view->master);
+    for (int i = 0; load->state && i < load->state->count; i++)
+        clear_kept(view, place, from, load->state->arrays[i].dtype, load->state->arrays[i].values);
+}
+
 /* Padding rows that the checkpoint does not have are zero, whatever they were. */
 static void clear_padding(const loom__load *load) {
     const loom__part *part = load->gpt->part;
@@ -302,8 +335,8 @@ static void clear_padding(const loom__load *load) {
         int64_t rows = parameter->padded_rows / set->tp, first = rows * set->tp_rank;
         if (parameter->padded_rows == parameter->shape[0] || parameter->shape[0] >= first + rows)
             continue;
-        int64_t real = parameter->shape[0] > first ? parameter->shape[0] - first : 0, columns = parameter->shape[1];
-        memset(set->list[i]->data + real * columns, 0, (size_t)((rows - real) * columns) * sizeof(float));
+        int64_t real = parameter->shape[0] > first ? parameter->shape[0] - first : 0;
+        clear_rows(load, i, real * parameter->shape[1]);
     }
 }
 
@@ -319,22 +352,39 @@ static loom_status read_wants(reading *r) {
     return status;
 }
 
+/* A weight is its master rounded, also where the checkpoint rounded it to something else. */
+static void round_masters(const loom__load *load) {
+    const loom__ddp_view *view = loom__ddp_view_of(load->parallel->ddp);
+    const loom_kernels *kernels = loom_rank_kernels(load->parallel->fabric->rank);
+    loom_team *team = loom_rank_team(load->parallel->fabric->rank);
+    for (int64_t place = 0; view->master && place < view->place_count; place++) {
+        const loom__ddp_part *part = &view->parts[place];
+        (view->dtype == LOOM_BF16 ? kernels->bf16 : kernels->f16)
+            ->narrow(team, part->count, view->master + part->state, view->data16 + part->start);
+    }
+}
+
 /* Masters come after the weights, which are rounded from them. */
 static loom_status read_all(reading *r) {
     const loom__load *load = r->load;
-    size_t room = (size_t)(load->gpt->part->count * array_count(load)) + 1;
+    size_t room = (size_t)(load->gpt->part->count * (array_count(load) + 1)) + 1;
     r->wants = calloc(room, sizeof *r->wants);
     r->sinks = calloc(room, sizeof *r->sinks);
     if (!r->wants || !r->sinks)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the load of %zu arrays", room);
     clear_padding(load);
     want_weights(r);
+    if (load->parallel->ddp)
+        LOOM_TRY(want_places(r, want_masters));
     LOOM_TRY(read_wants(r));
     if (!load->state)
         return LOOM_OK;
     r->count = 0;
-    LOOM_TRY(want_states(r));
-    return read_wants(r);
+    LOOM_TRY(want_places(r, want_state));
+    LOOM_TRY(read_wants(r));
+    if (load->masters)
+        round_masters(load);
+    return LOOM_OK;
 }
 
 loom_status loom__load_read(const loom__load *load, bool *masters) {

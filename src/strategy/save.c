@@ -95,16 +95,23 @@ static loom_status shard_state(saving *s) {
     const loom__gpt *gpt = parallel->module->context;
     LOOM_TRY(loom__parallel_layout(parallel, &s->layout, &s->stages));
     const loom__ddp_view *view = parallel->ddp ? loom__ddp_view_of(parallel->ddp) : NULL;
-    s->options = (loom__sharded_options){.prefix = "", .param_dtype = LOOM_F32, .grad_dtype = LOOM_F32};
+    loom_dtype dtype = loom_parallel_dtype(parallel);
+    s->options = (loom__sharded_options){.prefix = "",
+        .param_dtype = dtype,
+        .grad_dtype = s->fabric->config.ddp_config.grad_reduce_in_fp32 ? LOOM_F32 : dtype};
     if (s->parts.optimizer) {
         const loom__optimizer_state *state = loom__optimizer_state_of(s->parts.optimizer);
-        s->options.form = view->sharded ? LOOM__OPTIMIZER_DP_RESHARDABLE : LOOM__OPTIMIZER_WHOLE;
+        s->options.form = !view->sharded                                        ? LOOM__OPTIMIZER_WHOLE
+                          : s->fabric->config.dist_ckpt_optim_fully_reshardable ? LOOM__OPTIMIZER_FULLY_RESHARDABLE
+                                                                                : LOOM__OPTIMIZER_DP_RESHARDABLE;
+        s->options.by_shard = true;
+        s->options.scaler = loom__optimizer_progress_of(s->parts.optimizer).has_scaler;
         s->options.moments = state->count;
         for (int i = 0; i < state->count; i++) {
             s->options.moment[i].name = state->arrays[i].name;
             s->options.moment[i].dtype = state->arrays[i].dtype;
         }
-        if (view->sharded)
+        if (s->options.form == LOOM__OPTIMIZER_DP_RESHARDABLE)
             LOOM_TRY(loom__state_buckets_create(&s->layout, gpt->part, parallel->stage, &s->buckets));
     }
     int place = loom_comm_rank(s->fabric->groups[LOOM_GROUP_DP_CP]);
@@ -134,22 +141,30 @@ static loom_status no_data(const loom__state_entry *entry, const char *name) {
         entry->key, (long long)entry->at, (long long)(entry->at + entry->count), name);
 }
 
+/* An array that the optimizer keeps of its parts: masters, where the weights are not their own, and moments. */
+static const void *kept_array(const saving *s, const loom__ddp_view *view, int array, loom_dtype *dtype) {
+    const loom__optimizer_state *state = loom__optimizer_state_of(s->parts.optimizer);
+    *dtype = array == LOOM__STATE_MASTER ? LOOM_F32 : state->arrays[array - LOOM__STATE_MOMENT].dtype;
+    return array == LOOM__STATE_MASTER ? view->master : state->arrays[array - LOOM__STATE_MOMENT].values;
+}
+
 static loom_status data_of(const saving *s, const loom__state_entry *entry, const void **data) {
     const loom_parallel *parallel = s->parts.module;
     const loom__gpt *gpt = parallel->module->context;
     const loom_parameter *parameter = gpt->set->list[entry->entry];
-    *data = parameter->data + entry->at;
-    if (entry->array < LOOM__STATE_MOMENT)
+    loom_dtype dtype = parameter->dtype;
+    if (entry->array == LOOM__STATE_WEIGHT || (entry->array == LOOM__STATE_MASTER && dtype == LOOM_F32)) {
+        *data = (const char *)loom_parameter_values(parameter) + (size_t)entry->at * loom_dtype_size(dtype);
         return LOOM_OK;
+    }
     const loom__ddp_view *view = loom__ddp_view_of(parallel->ddp);
-    const struct loom__optimizer_array *array =
-        &loom__optimizer_state_of(s->parts.optimizer)->arrays[entry->array - LOOM__STATE_MOMENT];
+    const char *values = kept_array(s, view, entry->array, &dtype);
     int64_t number = view->place_count - 1 - entry->entry;
     const loom__ddp_part *part = &view->parts[number];
     int64_t from = entry->at - (part->start - view->places[number].start);
     if (view->parameters[number] != parameter || from < 0 || from + entry->count > part->count)
         return no_data(entry, parameter->name);
-    *data = (const char *)array->values + (size_t)(part->state + from) * loom_dtype_size(array->dtype);
+    *data = values + (size_t)(part->state + from) * loom_dtype_size(dtype);
     return LOOM_OK;
 }
 
@@ -170,20 +185,25 @@ static loom_status write_tensor(saving *s, const loom__state_entry *entry) {
     return status;
 }
 
-/* [{(torch.float32, torch.float32): [elements of its buckets]}, … a buffer]. */
+static loom_status append_dtype(const saving *s, loom_value *list, loom_dtype dtype) {
+    loom_value *name = NULL;
+    LOOM_TRY(loom_value_name(s->pool, loom__state_dtype_name(dtype), &name));
+    return loom_value_append(s->pool, list, name);
+}
+
+/* [{(dtype of parameters, of gradients): [elements of its buckets]}, … a buffer]. */
 static loom_status numel_value(const saving *s, bool unpadded, loom_value **out) {
     loom_value *list = NULL, *dict = NULL, *numbers = NULL;
     LOOM_TRY(loom_value_list(s->pool, &list));
     for (int64_t b = 0; b < s->buckets->count; b++) {
         const loom__state_bucket *bucket = &s->buckets->buckets[b];
         if (bucket->index == 0) {
-            loom_value *key = NULL, *dtype = NULL;
+            loom_value *key = NULL;
             LOOM_TRY(loom_value_dict(s->pool, &dict));
             LOOM_TRY(loom_value_list(s->pool, &numbers));
             LOOM_TRY(loom_value_tuple(s->pool, &key));
-            LOOM_TRY(loom_value_name(s->pool, "torch.float32", &dtype));
-            LOOM_TRY(loom_value_append(s->pool, key, dtype));
-            LOOM_TRY(loom_value_append(s->pool, key, dtype));
+            LOOM_TRY(append_dtype(s, key, s->options.param_dtype));
+            LOOM_TRY(append_dtype(s, key, s->options.grad_dtype));
             LOOM_TRY(loom_value_set_pair(s->pool, dict, key, numbers));
             LOOM_TRY(loom_value_append(s->pool, list, dict));
         }
@@ -204,14 +224,17 @@ static loom_status groups_value(const saving *s, loom_value **out) {
 
 static loom_status write_object(saving *s, const loom__state_entry *entry) {
     loom_value *value = NULL, *list = NULL;
+    const loom_value *scaler = NULL;
     if (entry->object == LOOM__STATE_EXTRA)
         LOOM_TRY(loom_value_none(s->pool, &value));
     else if (entry->object == LOOM__STATE_OPTIMIZER)
         LOOM_TRY(groups_value(s, &value));
+    else if (entry->object == LOOM__STATE_SCALER)
+        LOOM_TRY(loom__optimizer_scaler_value(s->pool, s->parts.optimizer, &scaler));
     else
         LOOM_TRY(numel_value(s, entry->object == LOOM__STATE_NUMEL_UNPADDED, &value));
     LOOM_TRY(loom_value_list(s->pool, &list));
-    LOOM_TRY(loom_value_append(s->pool, list, value));
+    LOOM_TRY(loom_value_append(s->pool, list, scaler ? scaler : value));
     char name[LOOM__STATE_NAME_BYTES];
     return loom__checkpoint_file_object(s->writer, name_of(s, entry->key, name), list);
 }
@@ -283,8 +306,9 @@ static loom_status set_bool(loom_value_pool *pool, loom_value *dict, const char 
 }
 
 static loom_status add_content(const saving_all *s, loom_value *common) {
-    loom__content_metadata content =
-        loom__sharded_state_dict_metadata(s->fabric->config.ddp_config.use_distributed_optimizer);
+    const loom_megatron_strategy_config *config = &s->fabric->config;
+    loom__content_metadata content = loom__sharded_state_dict_metadata(
+        config->ddp_config.use_distributed_optimizer, config->dist_ckpt_optim_fully_reshardable);
     loom_value *dict = NULL, *version = NULL;
     LOOM_TRY(loom_value_float(s->pool, 3.0, &version)); /* Megatron-LM's, since 2020 */
     LOOM_TRY(loom_value_set(s->pool, common, "checkpoint_version", version));
@@ -328,19 +352,27 @@ static loom_status filtered(loom_value_pool *pool, const loom_state_filter *filt
 
 static loom_status add_optimizer(const saving *s, loom_value *common) {
     const loom_optimizer *optimizer = s->parts.optimizer;
-    const loom_value *schedule = NULL, *scaler = NULL;
+    const loom_value *schedule = NULL, *scaler = NULL, *state = NULL;
     loom_value *dict = NULL, *groups = NULL;
+    bool whole = s->options.form == LOOM__OPTIMIZER_WHOLE;
     if (!optimizer)
         return LOOM_OK;
     LOOM_TRY(loom_value_dict(s->pool, &dict));
-    if (s->buckets) {
-        LOOM_TRY(set_text(s->pool, dict, "param_state_sharding_type", "dp_reshardable"));
-    } else {
+    if (!whole && s->entries)
+        LOOM_TRY(set_text(s->pool, dict, "param_state_sharding_type", loom__optimizer_form_name(s->options.form)));
+    if (s->options.form != LOOM__OPTIMIZER_DP_RESHARDABLE)
         LOOM_TRY(groups_value(s, &groups));
-        LOOM_TRY(loom_value_set(s->pool, dict, "optimizer", groups));
+    if (whole) {
+        LOOM_TRY(loom__optimizer_step_value(s->pool, optimizer, &state));
+        LOOM_TRY(loom_value_set(s->pool, groups, "state", state));
     }
+    /* There Megatron-Core's optimizer is PyTorch's own, where it has no masters; else it wraps it. */
+    if (whole && s->options.param_dtype == LOOM_F32)
+        dict = groups;
+    else if (groups)
+        LOOM_TRY(loom_value_set(s->pool, dict, "optimizer", groups));
     LOOM_TRY(loom__optimizer_scaler_value(s->pool, optimizer, &scaler));
-    if (scaler)
+    if (scaler && s->options.form != LOOM__OPTIMIZER_DP_RESHARDABLE)
         LOOM_TRY(loom_value_set(s->pool, dict, "grad_scaler", scaler));
     const loom_value *kept = dict;
     LOOM_TRY(filtered(s->pool, s->filters, s->filter_count, s->parts.optimizer_key, &kept));
@@ -352,11 +384,15 @@ static loom_status add_optimizer(const saving *s, loom_value *common) {
 /* What only we read of a module: *dict. */
 static loom_status make_own(const saving *s, loom_value **dict) {
     const loom_value *layout = NULL;
-    loom_value *skipped = NULL;
+    loom_value *skipped = NULL, *seed = NULL;
     LOOM_TRY(loom_value_dict(s->pool, dict));
     if (s->entries) {
+        const loom__gpt *gpt = s->parts.module->module->context;
         LOOM_TRY(loom__layout_value(s->pool, &s->layout, &layout));
         LOOM_TRY(loom_value_set(s->pool, *dict, "layout", layout));
+        /* All that random numbers have as a state: the rest of their coordinates are those of the data. */
+        LOOM_TRY(loom_value_int(s->pool, (int64_t)gpt->environment.seed, &seed));
+        LOOM_TRY(loom_value_set(s->pool, *dict, "seed", seed));
     }
     if (s->parts.optimizer) {
         LOOM_TRY(loom_value_int(s->pool, loom__optimizer_progress_of(s->parts.optimizer).skipped_steps, &skipped));

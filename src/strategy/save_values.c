@@ -172,6 +172,17 @@ loom_status loom__optimizer_groups_value(
     return LOOM_OK;
 }
 
+loom_status loom__optimizer_step_value(loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **out) {
+    const float steps = (float)loom__optimizer_progress_of(optimizer).steps;
+    loom_value *dict = NULL, *tensor = NULL;
+    LOOM_TRY(loom_value_dict(pool, &dict));
+    *out = dict;
+    if (!(steps > 0))
+        return LOOM_OK;
+    LOOM_TRY(loom_value_tensor_copy(pool, LOOM_F32, 0, NULL, &steps, &tensor));
+    return loom_value_set(pool, dict, "common_step", tensor);
+}
+
 loom_status loom__optimizer_schedule_value(
     loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **out) {
     loom_lr_state state = loom_optimizer_lr_state(optimizer);
@@ -199,9 +210,15 @@ loom_status loom__optimizer_scaler_value(
     if (!progress.has_scaler)
         return LOOM_OK;
     LOOM_TRY(loom_value_dict(pool, &dict));
-    LOOM_TRY(set_float(pool, dict, "scale", progress.scale));
-    LOOM_TRY(set_int(pool, dict, "growth_tracker", progress.growth_tracker));
-    LOOM_TRY(set_int(pool, dict, "hysteresis_tracker", progress.hysteresis_tracker));
     *out = dict;
-    return LOOM_OK;
+    if (!progress.dynamic)
+        return LOOM_OK;
+    /* Megatron-Core keeps it as a tensor and moves that to its device. */
+    const float scale = (float)progress.scale;
+    const int64_t one = 1;
+    loom_value *tensor = NULL;
+    LOOM_TRY(loom_value_tensor_copy(pool, LOOM_F32, 1, &one, &scale, &tensor));
+    LOOM_TRY(loom_value_set(pool, dict, "scale", tensor));
+    LOOM_TRY(set_int(pool, dict, "growth_tracker", progress.growth_tracker));
+    return set_int(pool, dict, "hysteresis_tracker", progress.hysteresis_tracker);
 }

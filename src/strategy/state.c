@@ -44,9 +44,15 @@ static loom_status check_module(const loom_state_item *item) {
             "not supported yet: checkpoints of a module that was not made by loom_gpt_create on %lld pipeline stages; "
             "only on 1",
             (long long)module->stages);
-    if (loom_parallel_dtype(module) != LOOM_F32)
+    for (int64_t i = 0; i < module->parameter_count; i++)
+        if (module->parameters[i]->expert_parallel)
+            return loom_fail(LOOM_ERR_UNSUPPORTED,
+                "not supported yet: checkpoints of a model with experts (%s); Hugging Face files are written",
+                module->parameters[i]->name);
+    if (!module->is_gpt && loom_parallel_dtype(module) != LOOM_F32)
         return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "not supported yet: checkpoints of a model with %s weights; only fp32 ones",
+            "not supported yet: checkpoints of a module that was not made by loom_gpt_create with %s weights; only "
+            "fp32 ones",
             loom_dtype_name(loom_parallel_dtype(module)));
     return LOOM_OK;
 }

@@ -325,8 +325,8 @@ static void keys_shapes_and_chunks_are_those_of_the_reference_and_other_layouts_
 /* {"a": …} of common.json says what the metadata says, key for key. */
 static void content_metadata_is_that_of_the_strategy(void **state) {
     (void)state;
-    loom__content_metadata with = loom__sharded_state_dict_metadata(true);
-    loom__content_metadata without = loom__sharded_state_dict_metadata(false);
+    loom__content_metadata with = loom__sharded_state_dict_metadata(true, false);
+    loom__content_metadata without = loom__sharded_state_dict_metadata(false, true);
     assert_string_equal(with.distrib_optim_sharding_type, "dp_reshardable");
     assert_true(!with.singleton_local_shards && with.chained_optim_avoid_prefix);
     assert_null(without.distrib_optim_sharding_type);
