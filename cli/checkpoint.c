@@ -69,7 +69,10 @@ int loom_cli_checkpoint(int argc, char **argv) {
         int (*run)(int argc, char **argv);
     } verbs[] = {{"inspect", "megaloom checkpoint inspect", loom_cli_checkpoint_inspect},
         {"verify", "megaloom checkpoint verify", loom_cli_checkpoint_verify},
-        {"diff", "megaloom checkpoint diff", loom_cli_checkpoint_diff}};
+        {"diff", "megaloom checkpoint diff", loom_cli_checkpoint_diff},
+        {"reshard", "megaloom checkpoint reshard", loom_cli_checkpoint_reshard},
+        {"convert", "megaloom checkpoint convert", loom_cli_checkpoint_convert},
+        {"average", "megaloom checkpoint average", loom_cli_checkpoint_average}};
     argp_err_exit_status = 2;
     for (size_t i = 0; argc >= 2 && i < sizeof verbs / sizeof *verbs; i++)
         if (strcmp(argv[1], verbs[i].verb) == 0) {
@@ -82,9 +85,14 @@ int loom_cli_checkpoint(int argc, char **argv) {
     if (argc < 2)
         fputs("megaloom: checkpoint: a verb is missing\n", stderr);
     else if (!help)
-        fprintf(stderr, "megaloom: checkpoint: unknown verb '%s': expected inspect, verify or diff\n", argv[1]);
+        fprintf(stderr,
+            "megaloom: checkpoint: unknown verb '%s': expected inspect, verify, diff, reshard, convert or average\n",
+            argv[1]);
     fprintf(help ? stdout : stderr, "Usage: megaloom checkpoint inspect DIR [--json]\n"
                                     "       megaloom checkpoint verify DIR\n"
-                                    "       megaloom checkpoint diff A B [--tolerance DIFFERENCE]\n");
+                                    "       megaloom checkpoint diff A B [--tolerance DIFFERENCE]\n"
+                                    "       megaloom checkpoint reshard IN OUT [FIELD=VALUE...]\n"
+                                    "       megaloom checkpoint convert IN OUT [--to FORM] [--dtype DTYPE]\n"
+                                    "       megaloom checkpoint average A B... --output OUT\n");
     return help ? 0 : 2;
 }

@@ -33,9 +33,22 @@ void loom_cli_run_arguments_free(loom_cli_run_arguments *arguments);
 /* Takes one argument in; a second file is a usage error. */
 void loom_cli_run_argument(loom_cli_run_arguments *arguments, char *text, const struct argp_state *state);
 
-/* The override model.hf='DIRECTORY'. Between single quotes YAML takes no path for null or a number; a quote inside is
- * doubled. */
-loom_status loom_cli_model_override(const char *directory, char *text, size_t bytes);
+/* Where a command's model comes from: --hf or --checkpoint, one of which must be given; borrowed from argv. */
+typedef struct loom_cli_model_source {
+    const char *hf, *checkpoint;
+} loom_cli_model_source;
+enum { LOOM_CLI_KEY_CHECKPOINT = 512 };
+#define LOOM_CLI_MODEL_OPTIONS                                                                                         \
+    {"hf", 'm', "DIR", 0, "Hugging Face directory of the model", 0}, {                                                 \
+        "checkpoint", LOOM_CLI_KEY_CHECKPOINT, "DIR", 0, "Checkpoint of the model, whose context says what it is", 0   \
+    }
+/* A usage error unless one of the two is given. */
+void loom_cli_model_source_check(const loom_cli_model_source *source, const struct argp_state *state);
+/* The override model.hf='DIRECTORY', or model.from. Between single quotes YAML takes no path for null or a number; a
+ * quote inside is doubled. */
+loom_status loom_cli_model_override(const loom_cli_model_source *source, char *text, size_t bytes);
+/* Fills a model.vocab_size that the context of model.from does not tell from the checkpoint's tensors. */
+loom_status loom_cli_complete_model(loom_run_config *config);
 
 /* The rank that the launcher gave this process; 0 without a launcher. What is said once is said by 0. */
 int loom_cli_process(void);
@@ -49,6 +62,8 @@ void loom_cli_complain(bool *failed, const char *format, ...) LOOM_PRINTF(2, 3);
  * no such limit. */
 int64_t loom_cli_integer(
     const char *option, const char *text, int64_t least, int64_t most, const struct argp_state *state);
+/* Bytes of "2GB", "512MiB", "70000"; -1 where the text is none. */
+int64_t loom_cli_read_bytes(const char *text);
 /* Writes a line of the library's log to standard error. */
 void loom_cli_log(void *context, loom_log_level level, const char *line);
 

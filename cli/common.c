@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -41,16 +42,31 @@ void loom_cli_run_argument(loom_cli_run_arguments *arguments, char *text, const 
         argp_error(state, "more than one run file: %s and %s", arguments->path, text);
 }
 
-loom_status loom_cli_model_override(const char *directory, char *text, size_t bytes) {
-    size_t at = (size_t)snprintf(text, bytes, "model.hf='");
-    for (const char *c = directory; *c && at + 4 <= bytes; c++) {
+void loom_cli_model_source_check(const loom_cli_model_source *source, const struct argp_state *state) {
+    if (!source->hf == !source->checkpoint)
+        argp_error(state, "one of --hf and --checkpoint must be given");
+}
+
+loom_status loom_cli_model_override(const loom_cli_model_source *source, char *text, size_t bytes) {
+    size_t at = (size_t)snprintf(text, bytes, source->hf ? "model.hf='" : "model.from='");
+    for (const char *c = source->hf ? source->hf : source->checkpoint; *c && at + 4 <= bytes; c++) {
         text[at++] = *c;
         if (*c == '\'')
             text[at++] = '\'';
     }
     if (at + 4 > bytes)
-        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the Hugging Face directory is too long");
+        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the model is too long");
     memcpy(text + at, "'", 2);
+    return LOOM_OK;
+}
+
+loom_status loom_cli_complete_model(loom_run_config *config) {
+    loom_run_config *stored = NULL;
+    if (!config->model.from || config->model.config.vocab_size > 0)
+        return LOOM_OK;
+    LOOM_TRY(loom_checkpoint_run_config(config->model.from, NULL, 0, &stored));
+    config->model.config.vocab_size = stored->model.config.vocab_size;
+    loom_run_config_destroy(stored);
     return LOOM_OK;
 }
 
@@ -111,6 +127,24 @@ int64_t loom_cli_integer(
         argp_error(state, "%s: found %s, expected an integer from %lld to %lld", option, text, (long long)least,
             (long long)most);
     return least;
+}
+
+int64_t loom_cli_read_bytes(const char *text) {
+    static const struct {
+        const char *unit;
+        int64_t bytes;
+    } units[] = {{"", 1}, {"B", 1}, {"KB", 1000}, {"MB", 1000000}, {"GB", 1000000000}, {"KiB", 1024}, {"MiB", 1 << 20},
+        {"GiB", 1 << 30}};
+    char *end;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (end == text || errno || number < 1)
+        return -1;
+    int64_t bytes;
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+        if (strcasecmp(units[i].unit, end) == 0)
+            return __builtin_mul_overflow(number, units[i].bytes, &bytes) ? -1 : bytes;
+    return -1;
 }
 
 void loom_cli_log(void *context, loom_log_level level, const char *line) {
@@ -236,8 +270,9 @@ loom_status loom_cli_model(
         LOOM_TRY(loom_gpt_create_from_hf(fabric, config->model.hf, &config->model.config, &module));
     else
         LOOM_TRY(loom_gpt_create(fabric, &config->model.config, &module));
-    return gradients ? loom_fabric_setup_module(fabric, module, parallel)
-                     : loom_fabric_setup_module_for_inference(fabric, module, parallel);
+    LOOM_TRY(gradients ? loom_fabric_setup_module(fabric, module, parallel)
+                       : loom_fabric_setup_module_for_inference(fabric, module, parallel));
+    return config->model.from ? loom_load_weights(fabric, *parallel, config->model.from) : LOOM_OK;
 }
 
 loom_status loom_cli_make_directories(const char *path) {

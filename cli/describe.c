@@ -1,5 +1,5 @@
-/* megaloom describe: what a Hugging Face model is made of, from its config.json, and how it falls on the stages of a
- * pipeline; its weight files are looked at where they are there, for their dtype. */
+/* megaloom describe: what a model is made of, from its config.json or the context of its checkpoint, and how it falls
+ * on the stages of a pipeline; its weight files are looked at where they are there, for their dtype. */
 #include "commands.h"
 #include <argp.h>
 #include <errno.h>
@@ -16,6 +16,7 @@ enum { TRAINING_BYTES = 16 };
 
 typedef struct model_facts {
     loom_model_config config;
+    loom_run_config *stored_run; /* of a checkpoint, whose texts `config` borrows; or NULL */
     loom_model_description parameters;
     int64_t sizes[SIZES_MAX], size_count;            /* legal tensor sizes */
     int64_t replicated[SIZES_MAX], replicated_count; /* with copies of query groups */
@@ -91,10 +92,53 @@ static loom_status cut(const loom_cli_run_arguments *given, model_facts *facts) 
     return status;
 }
 
-static loom_status look(const char *directory, const loom_cli_run_arguments *split, model_facts *facts) {
+/* *dtype and *count of the weights at `path`; left as they are where there are none. */
+static loom_status look_at_directory(const char *path, const char **dtype, int64_t *count) {
+    loom_safetensors *file;
+    loom_status status = loom_safetensors_open(path, &file);
+    if (status == LOOM_ERR_NOT_FOUND) {
+        loom_error_clear();
+        return LOOM_OK;
+    }
+    LOOM_TRY(status);
+    const loom_safetensors_tensor *first = loom_safetensors_get(file, 0);
+    *dtype = first ? loom_dtype_name(first->dtype) : "no tensor";
+    *count = loom_safetensors_count(file);
+    loom_safetensors_close(file);
+    return LOOM_OK;
+}
+
+static loom_status look_at_checkpoint(const char *path, const char **dtype, int64_t *count) {
+    loom_checkpoint *checkpoint;
+    LOOM_TRY(loom_checkpoint_open(path, &checkpoint));
+    for (int64_t i = 0; i < loom_checkpoint_get_info(checkpoint)->tensors; i++) {
+        const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(checkpoint, i);
+        if (strncmp(tensor->name, "optimizer.", strlen("optimizer.")) == 0)
+            continue;
+        *dtype = *count ? *dtype : loom_dtype_name(tensor->dtype);
+        ++*count;
+    }
+    loom_checkpoint_close(checkpoint);
+    return LOOM_OK;
+}
+
+/* Sizes follow from the model alone: a run's padding is none of its. */
+static loom_status read_config(const loom_cli_model_source *model, model_facts *facts) {
     facts->config = loom_model_config_default("gpt2");
+    if (model->hf) {
+        LOOM_TRY(loom_hf_read_config(model->hf, &facts->config));
+    } else {
+        LOOM_TRY(loom_checkpoint_run_config(model->checkpoint, NULL, 0, &facts->stored_run));
+        facts->config = facts->stored_run->model.config;
+        facts->config.padded_vocab_size = 0;
+        facts->config.replicate_query_groups = false;
+    }
     facts->config.make_vocab_size_divisible_by = 1;
-    LOOM_TRY(loom_hf_read_config(directory, &facts->config));
+    return LOOM_OK;
+}
+
+static loom_status look(const loom_cli_model_source *model, const loom_cli_run_arguments *split, model_facts *facts) {
+    LOOM_TRY(read_config(model, facts));
     LOOM_TRY(loom_model_describe(&facts->config, &facts->parameters));
     facts->size_count = loom_model_tensor_sizes(&facts->config, facts->sizes, SIZES_MAX);
     list_pipelines(facts);
@@ -102,18 +146,8 @@ static loom_status look(const char *directory, const loom_cli_run_arguments *spl
         LOOM_TRY(cut(split, facts));
     facts->config.replicate_query_groups = true;
     facts->replicated_count = loom_model_tensor_sizes(&facts->config, facts->replicated, SIZES_MAX);
-    loom_safetensors *file;
-    loom_status status = loom_safetensors_open(directory, &file);
-    if (status == LOOM_ERR_NOT_FOUND) {
-        loom_error_clear();
-        return LOOM_OK;
-    }
-    LOOM_TRY(status);
-    const loom_safetensors_tensor *first = loom_safetensors_get(file, 0);
-    facts->stored = first ? loom_dtype_name(first->dtype) : "no tensor";
-    facts->stored_tensors = loom_safetensors_count(file);
-    loom_safetensors_close(file);
-    return LOOM_OK;
+    return model->hf ? look_at_directory(model->hf, &facts->stored, &facts->stored_tensors)
+                     : look_at_checkpoint(model->checkpoint, &facts->stored, &facts->stored_tensors);
 }
 
 /* ---- text ---- */
@@ -304,7 +338,7 @@ static int print_json(const model_facts *facts) {
 /* ---- the command ---- */
 
 typedef struct arguments {
-    const char *hf;
+    loom_cli_model_source model;
     bool json;
     loom_cli_run_arguments split;
     char pipeline[64], chunks[64]; /* the overrides that --pp and --vp stand for */
@@ -321,7 +355,10 @@ static error_t take(int key, char *text, struct argp_state *state) {
     arguments *to = state->input;
     switch (key) {
     case 'm':
-        to->hf = text;
+        to->model.hf = text;
+        return 0;
+    case LOOM_CLI_KEY_CHECKPOINT:
+        to->model.checkpoint = text;
         return 0;
     case 'j':
         to->json = true;
@@ -341,8 +378,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
         loom_cli_run_argument(&to->split, text, state);
         return 0;
     case ARGP_KEY_END:
-        if (!to->hf)
-            argp_error(state, "--hf must be given");
+        loom_cli_model_source_check(&to->model, state);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -350,11 +386,10 @@ static error_t take(int key, char *text, struct argp_state *state) {
 }
 
 int loom_cli_describe(int argc, char **argv) {
-    static const struct argp_option options[] = {{"hf", 'm', "DIR", 0, "Hugging Face directory of the model", 0},
-        {"json", 'j', NULL, 0, "JSON", 0},
+    static const struct argp_option options[] = {LOOM_CLI_MODEL_OPTIONS, {"json", 'j', NULL, 0, "JSON", 0},
         {"pp", 'p', "P", 0, "Show how layers and parameters fall on P pipeline stages", 0},
         {"vp", 'v', "V", 0, "Each stage has V chunks of the model", 0}, {0}};
-    static const struct argp argp = {options, take, "--hf DIR [FIELD=VALUE...]",
+    static const struct argp argp = {options, take, "(--hf DIR | --checkpoint DIR) [FIELD=VALUE...]",
         "Describes a model: sizes, parameters by kind, memory in each dtype, legal tensor and pipeline sizes.\v"
         "Numbers are those of the whole model, without the padding rows of the vocabulary. Tensor sizes \"with "
         "copies\" need model.replicate_query_groups=true; pipeline sizes are those that divide the layers. The fields "
@@ -367,17 +402,18 @@ int loom_cli_describe(int argc, char **argv) {
         return loom_cli_fail(made);
     argp_parse(&argp, argc, argv, 0, NULL, &given);
     model_facts *facts = calloc(1, sizeof *facts);
-    loom_status status =
-        facts ? look(given.hf, &given.split, facts) : loom_fail(LOOM_ERR_MEMORY, "out of memory for the description");
+    loom_status status = facts ? look(&given.model, &given.split, facts)
+                               : loom_fail(LOOM_ERR_MEMORY, "out of memory for the description");
     int code = status ? loom_cli_fail(status) : 0;
     bool prints = !status && loom_cli_process() == 0;
     if (prints && given.json)
         code = print_json(facts);
     else if (prints)
-        print_text(given.hf, facts);
+        print_text(given.model.hf ? given.model.hf : given.model.checkpoint, facts);
     if (facts) {
         free(facts->stages);
         free(facts->stage_parameters);
+        loom_run_config_destroy(facts->stored_run);
     }
     free(facts);
     loom_cli_run_arguments_free(&given.split);

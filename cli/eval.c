@@ -1,4 +1,4 @@
-/* megaloom eval: the loss of given tokens under a Hugging Face model, on any layout; logits and gradients into a
+/* megaloom eval: the loss of given tokens under a model on the disk, on any layout; logits and gradients into a
  * safetensors file. The tokens are cut over the data-parallel ranks in contiguous parts, which is put together again
  * for the file. */
 #include "commands.h"
@@ -212,7 +212,8 @@ static loom_status evaluate(loom_rank *rank, void *argument) {
 /* ---- the command ---- */
 
 typedef struct arguments {
-    const char *hf, *tokens, *out;
+    loom_cli_model_source model;
+    const char *tokens, *out;
     loom_cli_run_arguments run;
 } arguments;
 
@@ -220,7 +221,10 @@ static error_t take(int key, char *text, struct argp_state *state) {
     arguments *to = state->input;
     switch (key) {
     case 'm':
-        to->hf = text;
+        to->model.hf = text;
+        return 0;
+    case LOOM_CLI_KEY_CHECKPOINT:
+        to->model.checkpoint = text;
         return 0;
     case 't':
         to->tokens = text;
@@ -234,8 +238,9 @@ static error_t take(int key, char *text, struct argp_state *state) {
         loom_cli_run_argument(&to->run, text, state);
         return 0;
     case ARGP_KEY_END:
-        if (!to->hf || !to->tokens)
-            argp_error(state, "--hf and --tokens must be given");
+        loom_cli_model_source_check(&to->model, state);
+        if (!to->tokens)
+            argp_error(state, "--tokens must be given");
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -245,7 +250,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
 /* The run that an evaluation is: the model, its tokens' shape, the user's overrides last. */
 static loom_status load(arguments *given, const token_rows *rows, loom_run_config **config) {
     char texts[7][4200];
-    LOOM_TRY(loom_cli_model_override(given->hf, texts[0], sizeof texts[0]));
+    LOOM_TRY(loom_cli_model_override(&given->model, texts[0], sizeof texts[0]));
     const char **list = calloc((size_t)given->run.override_count + 7, sizeof *list);
     if (!list)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory");
@@ -270,6 +275,8 @@ static int run(arguments *given) {
     loom_status status = read_rows(given->tokens, &rows);
     if (!status)
         status = load(given, &rows, &config);
+    if (!status)
+        status = loom_cli_complete_model(config);
     int code = status ? loom_cli_fail(status) : 0;
     if (!status) {
         evaluation e = {config, &rows, given->out};
@@ -281,7 +288,7 @@ static int run(arguments *given) {
 }
 
 int loom_cli_eval(int argc, char **argv) {
-    static const struct argp_option options[] = {{"hf", 'm', "DIR", 0, "Hugging Face directory of the model", 0},
+    static const struct argp_option options[] = {LOOM_CLI_MODEL_OPTIONS,
         {"tokens", 't', "FILE", 0,
             "safetensors file: input_ids and labels [batch, sequence] (a negative label does not count), or tokens "
             "[batch, sequence+1]",
@@ -289,7 +296,7 @@ int loom_cli_eval(int argc, char **argv) {
         {"out", 'o', "FILE", 0, "Write logits, loss and gradients (by their Hugging Face names) to a safetensors file",
             0},
         {0}};
-    static const struct argp argp = {options, take, "--hf DIR --tokens FILE [FIELD=VALUE...]",
+    static const struct argp argp = {options, take, "(--hf DIR | --checkpoint DIR) --tokens FILE [FIELD=VALUE...]",
         "Prints the mean loss of the tokens. FIELD=VALUE as in a run file, e.g. ranks=2 "
         "strategy.tensor_model_parallel_size=2.",
         NULL, NULL, NULL};

@@ -19,25 +19,6 @@ typedef struct job {
     const arguments *given;
 } job;
 
-/* "2GB", "512MiB", "70000": bytes, or -1. */
-static int64_t read_bytes(const char *text) {
-    static const struct {
-        const char *unit;
-        int64_t bytes;
-    } units[] = {{"", 1}, {"B", 1}, {"KB", 1000}, {"MB", 1000000}, {"GB", 1000000000}, {"KiB", 1024}, {"MiB", 1 << 20},
-        {"GiB", 1 << 30}};
-    char *end;
-    errno = 0;
-    long long number = strtoll(text, &end, 10);
-    if (end == text || errno || number < 1)
-        return -1;
-    int64_t bytes;
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
-        if (strcasecmp(units[i].unit, end) == 0)
-            return __builtin_mul_overflow(number, units[i].bytes, &bytes) ? -1 : bytes;
-    return -1;
-}
-
 static bool read_dtype(const char *text, loom_dtype *dtype) {
     static const struct {
         const char *name;
@@ -107,7 +88,7 @@ static int run(arguments *given) {
     if (!status)
         status = make_parents(given->out);
     if (!status)
-        status = loom_cli_model_override(model, hf, sizeof hf);
+        status = loom_cli_model_override(&(loom_cli_model_source){.hf = model}, hf, sizeof hf);
     if (!status) {
         given->options.source = model;
         status = loom_run_config_load(NULL, overrides, sizeof overrides / sizeof *overrides, &config);
@@ -130,7 +111,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
             argp_error(state, "--dtype: found %s, expected fp32, bf16 or fp16", text);
         return 0;
     case 's':
-        to->options.max_shard_bytes = read_bytes(text);
+        to->options.max_shard_bytes = loom_cli_read_bytes(text);
         if (to->options.max_shard_bytes < 0)
             argp_error(state, "--max-shard-size: found %s, expected bytes, such as 2GB, 512MiB or 70000", text);
         return 0;

@@ -1,4 +1,4 @@
-/* megaloom generate: text that a Hugging Face model writes behind a prompt, on any tensor-parallel layout. Rank 0
+/* megaloom generate: text that a model on the disk writes behind a prompt, on any tensor-parallel layout. Rank 0
  * writes it as it comes. */
 #include "commands.h"
 #include <argp.h>
@@ -11,7 +11,8 @@
 /* ---- the arguments ---- */
 
 typedef struct arguments {
-    const char *hf, *prompt, *tokens;
+    loom_cli_model_source model;
+    const char *prompt, *tokens;
     loom_generate_options options;
     bool stop_given;
     loom_cli_run_arguments run;
@@ -31,7 +32,10 @@ static error_t take(int key, char *text, struct argp_state *state) {
     arguments *to = state->input;
     switch (key) {
     case 'm':
-        to->hf = text;
+        to->model.hf = text;
+        return 0;
+    case LOOM_CLI_KEY_CHECKPOINT:
+        to->model.checkpoint = text;
         return 0;
     case 'p':
         to->prompt = text;
@@ -64,8 +68,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
         loom_cli_run_argument(&to->run, text, state);
         return 0;
     case ARGP_KEY_END:
-        if (!to->hf)
-            argp_error(state, "--hf must be given");
+        loom_cli_model_source_check(&to->model, state);
         if (!to->prompt == !to->tokens)
             argp_error(state, "one of --prompt and --tokens must be given");
         return 0;
@@ -107,6 +110,18 @@ static loom_status find_tokenizer(const char *directory, int64_t vocabulary, loo
         (long long)(*tokenizer)->vocab_size, (long long)vocabulary);
 }
 
+/* A checkpoint has its tokenizer in its context. */
+static loom_status open_tokenizer(const loom_cli_model_source *model, int64_t vocabulary, loom_tokenizer **tokenizer) {
+    loom_checkpoint *checkpoint = NULL;
+    if (model->hf)
+        return find_tokenizer(model->hf, vocabulary, tokenizer);
+    LOOM_TRY(loom_checkpoint_open(model->checkpoint, &checkpoint));
+    const char *context = loom_checkpoint_get_info(checkpoint)->context;
+    loom_status status = find_tokenizer(context ? context : model->checkpoint, vocabulary, tokenizer);
+    loom_checkpoint_close(checkpoint);
+    return status;
+}
+
 typedef struct generation_run {
     const loom_run_config *config;
     const loom_generate_options *options;
@@ -121,7 +136,7 @@ static loom_status read_prompt(arguments *given, generation_run *run, int64_t **
     const char *text = given->prompt ? given->prompt : given->tokens;
     size_t length = strlen(text), filled = 0;
     if (!given->tokens)
-        LOOM_TRY(find_tokenizer(given->hf, run->config->model.config.vocab_size, &run->tokenizer));
+        LOOM_TRY(open_tokenizer(&given->model, run->config->model.config.vocab_size, &run->tokenizer));
     size_t room = given->tokens ? length + 1 : loom_tokenizer_room(run->tokenizer, length) + 1;
     int64_t *tokens = malloc(room * sizeof *tokens), count = 0;
     *memory = tokens;
@@ -196,7 +211,7 @@ static loom_status generate(loom_rank *rank, void *argument) {
 static loom_status load(const arguments *given, loom_run_config **config) {
     enum { OWN = 4 };
     char hf[4200];
-    LOOM_TRY(loom_cli_model_override(given->hf, hf, sizeof hf));
+    LOOM_TRY(loom_cli_model_override(&given->model, hf, sizeof hf));
     const char **list = calloc((size_t)given->run.override_count + OWN, sizeof *list);
     if (!list)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory");
@@ -216,6 +231,8 @@ static int run_arguments(arguments *given) {
     int64_t *tokens = NULL;
     generation_run run = {.options = &given->options};
     loom_status status = load(given, &config);
+    if (!status)
+        status = loom_cli_complete_model(config);
     run.config = config;
     if (!status)
         status = read_prompt(given, &run, &tokens);
@@ -236,7 +253,7 @@ static int run_arguments(arguments *given) {
 }
 
 int loom_cli_generate(int argc, char **argv) {
-    static const struct argp_option options[] = {{"hf", 'm', "DIR", 0, "Hugging Face directory of the model", 0},
+    static const struct argp_option options[] = {LOOM_CLI_MODEL_OPTIONS,
         {"prompt", 'p', "TEXT", 0,
             "Text to continue, by the directory's tokenizer.json, or without one as bytes for the byte vocabulary of "
             "257 "
@@ -252,7 +269,8 @@ int loom_cli_generate(int argc, char **argv) {
         {"stop", KEY_STOP, "TOKEN", 0,
             "Token to end with; -1: none; with --prompt, the end of a document when not given", 0},
         {0}};
-    static const struct argp argp = {options, take, "--hf DIR (--prompt TEXT | --tokens N,N,...) [FIELD=VALUE...]",
+    static const struct argp argp = {options, take,
+        "(--hf DIR | --checkpoint DIR) (--prompt TEXT | --tokens N,N,...) [FIELD=VALUE...]",
         "Continues a text and writes what comes, without the prompt. FIELD=VALUE as in a run file, e.g. ranks=2 "
         "strategy.tensor_model_parallel_size=2: the text is the same.",
         NULL, NULL, NULL};

@@ -452,6 +452,8 @@ int loom_cli_train(int argc, char **argv) {
     status = loom_run_config_load(given.run.path, given.run.overrides, given.run.override_count, &j.config);
     loom_cli_run_arguments_free(&given.run);
     if (!status)
+        status = loom_cli_complete_model(j.config);
+    if (!status)
         status = loom_cli_open_tokenizer(j.config, &j.tokenizer);
     if (!status)
         status = find_checkpoint(&j, given.resume, folder, sizeof folder);

@@ -61,7 +61,7 @@ typedef struct loom_checkpoint_object {
 typedef struct loom_checkpoint_info {
     loom_checkpoint_format format;
     const char *path;    /* the folder (safetensors: folder or file) that is read, after the search of open */
-    const char *context; /* NeMo's folder context/ */
+    const char *context; /* the folder context/ beside the files, or NeMo's */
     int64_t tensors, objects, files;
     uint64_t bytes;                 /* of all files together, metadata included */
     const loom_value *common;       /* the common state, a DICT */

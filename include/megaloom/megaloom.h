@@ -15,6 +15,7 @@
  *   safetensors, huggingface, report  files; a trained model as a directory; progress line and metrics
  *   checkpoint, value  sharded checkpoints as files: what is in them; plain data as Python's pickle has it
  *   plan               memory, traffic and time of a run before it starts; layouts that fit
+ *   checkpoint_tools, load_model  checkpoints rewritten without ranks; a model from what is on the disk alone
  *   profile            where the time goes, operation by operation
  *   names              the nearest of the names there are to one that is not */
 #ifndef MEGALOOM_MEGALOOM_H
@@ -22,6 +23,7 @@
 
 #include <megaloom/callbacks.h>
 #include <megaloom/checkpoint.h>
+#include <megaloom/checkpoint_tools.h>
 #include <megaloom/comm.h>
 #include <megaloom/config.h>
 #include <megaloom/data.h>
@@ -29,6 +31,7 @@
 #include <megaloom/huggingface.h>
 #include <megaloom/kernels.h>
 #include <megaloom/layout.h>
+#include <megaloom/load_model.h>
 #include <megaloom/model.h>
 #include <megaloom/module.h>
 #include <megaloom/names.h>

@@ -53,7 +53,8 @@ typedef struct loom_state_filter {
  * names of its parameters: NAME, and optimizer.state.exp_avg.NAME and so on, flat; a parameter that is a shard of the
  * tensor ranks has the rank as its first axis, and loads at the same number of them alone. Keys of items that are
  * neither modules nor optimizers are keys of the common state, except those that are its own: checkpoint_version,
- * content_metadata, optimizer, opt_param_scheduler and megaloom (the layout).
+ * content_metadata, optimizer, opt_param_scheduler and megaloom (the layout). With a module of loom_gpt_create the
+ * folder context/ holds the run file that loom_load_model reads.
  *
  * Collective over all ranks. Errors: LOOM_ERR_ARGUMENT as for loom_fabric_load, and for a filter whose key the state
  * lacks or of a path where rank 0 has no DICT, or a key that is the common state's own; LOOM_ERR_IO, LOOM_ERR_MEMORY.

@@ -257,6 +257,14 @@ static loom_status read_tracker(const char *folder, char **target) {
     return *target ? LOOM_OK : no_memory(folder);
 }
 
+static loom_status find_context(loom_checkpoint *to) {
+    bool there = false;
+    LOOM_TRY(look(to->path, "context", &there));
+    if (there && !(to->context = loom__path_join(to->path, "/", "context")))
+        return no_memory(to->path);
+    return LOOM_OK;
+}
+
 /* Follows `path` to the folder of the files: *sharded says of which kind it is. */
 static loom_status find_folder(loom_checkpoint *to, const char *path, int left, bool *sharded) {
     bool there = false;
@@ -269,14 +277,12 @@ static loom_status find_folder(loom_checkpoint *to, const char *path, int left, 
         to->path[--length] = '\0';
     LOOM_TRY(look(path, ".metadata", sharded));
     if (*sharded)
-        return LOOM_OK;
+        return find_context(to);
     char *next = NULL;
     LOOM_TRY(look(path, "weights/.metadata", &there));
     if (there) {
         *sharded = true;
-        LOOM_TRY(look(path, "context", &there));
-        if (there && !(to->context = loom__path_join(to->path, "/", "context")))
-            return no_memory(path);
+        LOOM_TRY(find_context(to));
         next = loom__path_join(to->path, "/", "weights");
         free(to->path);
         to->path = next;

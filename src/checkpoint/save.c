@@ -1,6 +1,7 @@
 /* From an unfinished folder to a checkpoint. All files are on the disk before the one rename that makes them a
  * checkpoint, and the pointer to it moves after that: whoever is stopped at any instant leaves the checkpoint that was
  * there, or the new one, and never a folder under its final name that is not whole. */
+#include "checkpoint/context.h"
 #include "checkpoint/writer.h"
 #include "format/torch_file.h"
 
@@ -57,7 +58,9 @@ static bool is_dots(const char *name) {
 
 static loom_status check_own(const char *path, DIR *folder) {
     for (const struct dirent *entry; (entry = readdir(folder));)
-        if (!is_dots(entry->d_name) && !is_own_name(entry->d_name))
+        if (strcmp(entry->d_name, LOOM__CONTEXT_FOLDER) == 0)
+            LOOM_TRY(loom__context_check(path));
+        else if (!is_dots(entry->d_name) && !is_own_name(entry->d_name))
             return loom_fail(
                 LOOM_ERR_STATE, "%s: holds %s, which no checkpoint has: nothing was removed", path, entry->d_name);
     rewinddir(folder);
@@ -69,6 +72,8 @@ static loom_status remove_files(const char *path, DIR *folder) {
     LOOM_TRY(check_own(path, folder));
     if (unlinkat(descriptor, "metadata.json", 0) != 0 && errno != ENOENT)
         return loom_fail(LOOM_ERR_IO, "%s/metadata.json: cannot be removed: %s", path, strerror(errno));
+    LOOM_TRY(loom__context_remove(path));
+    rewinddir(folder);
     for (const struct dirent *entry; (entry = readdir(folder));)
         if (!is_dots(entry->d_name) && unlinkat(descriptor, entry->d_name, 0) != 0 && errno != ENOENT)
             return loom_fail(LOOM_ERR_IO, "%s/%s: cannot be removed: %s", path, entry->d_name, strerror(errno));

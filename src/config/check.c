@@ -255,7 +255,7 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
     loom_model_config model = config->model.config;
     const loom_megatron_strategy_config *strategy = &config->strategy;
     /* Read from text alone: the sizes are still in the directory. */
-    if (config->model.hf && model.num_layers == 0)
+    if ((config->model.hf || config->model.from) && model.num_layers == 0)
         return;
     if (is_refused(config, "model.architecture"))
         return;

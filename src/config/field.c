@@ -127,6 +127,18 @@ void loom__field_set_default(const loom__field *field, const char *architecture,
     loom__field_set(field, NULL, &preset, config);
 }
 
+void loom__field_copy(const loom__field *field, const loom_run_config *from, loom_run_config *to) {
+    static const size_t sizes[] = {[LOOM__FIELD_INT] = sizeof(int64_t),
+        [LOOM__FIELD_REAL] = sizeof(double),
+        [LOOM__FIELD_BOOL] = sizeof(bool),
+        [LOOM__FIELD_CHOICE] = sizeof(const char *),
+        [LOOM__FIELD_ENUM] = sizeof(int),
+        [LOOM__FIELD_INTS] = sizeof(int64_t),
+        [LOOM__FIELD_OBJECT] = 0};
+    size_t count = field->kind == LOOM__FIELD_INTS ? (size_t)field->capacity : 1;
+    memcpy(loom__field_at(field, to), loom__field_at(field, from), count * sizes[field->kind]);
+}
+
 /* ---- writing */
 
 static void write_real(double value, FILE *to) {

@@ -78,6 +78,8 @@ bool loom__field_set(
     const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node, loom_run_config *config);
 /* Sets the default, that of the architecture where it depends on it (NULL and unknown names: gpt2). */
 void loom__field_set_default(const loom__field *field, const char *architecture, loom_run_config *config);
+/* to = from. Of strings and lists, which belong to their configuration, nothing is copied. */
+void loom__field_copy(const loom__field *field, const loom_run_config *from, loom_run_config *to);
 
 /* Checks the value's range, name and state; `place` ("run.yaml:3:5: ", "") goes before each message. */
 void loom__field_check(

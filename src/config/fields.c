@@ -124,8 +124,8 @@ const loom__field loom__fields[] = {
 
     STRING("model.hf", model.hf, "null", NULLABLE,
         DOC("Hugging Face directory: its config.json and weights decide the fields marked (hf)")),
-    STRING("model.from", model.from, "null", NULLABLE, NONE_YET("starting from a checkpoint"),
-        DOC("checkpoint to start from")),
+    STRING("model.from", model.from, "null", NULLABLE,
+        DOC("checkpoint to start from: its context decides the fields marked (hf), its weights are loaded")),
     CHOICE("model.architecture", model.config.architecture, "null", architectures, NULLABLE, OF_HF,
         DOC("(hf) must be given without hf; decides the defaults written as null below")),
     INT("model.num_layers", model.config.num_layers, "null", NULLABLE, FROM(1), OF_HF,

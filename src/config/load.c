@@ -5,6 +5,7 @@
 #include "base/nearest.h"
 #include "config/check.h"
 #include "config/field.h"
+#include "config/from.h"
 #include "config/owner.h"
 #include "spec/huggingface.h"
 #include <errno.h>
@@ -413,10 +414,18 @@ static void finish_fields(loader *load) {
         loom__field_check(field, config, place, &load->faults);
         load->faulty[i] = load->faulty[i] || load->faults.count > before;
         /* A default of the architecture is a choice once somebody writes it: model.hf would silently undo it. */
-        if (field->of_hf && config->model.hf && (field->by_architecture[0] || !loom__field_is_default(field, config)))
+        bool is_choice = field->by_architecture[0] || !loom__field_is_default(field, config);
+        if (field->of_hf && config->model.hf && is_choice)
             loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s%s: decided by model.hf; leave one of the two out",
                 place, field->path);
+        /* NeMo's checkpoints do not tell the size of their vocabulary. */
+        if (field->of_hf && config->model.from && is_choice && strcmp(field->path, "model.vocab_size") != 0)
+            loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s%s: decided by model.from; leave one of the two out",
+                place, field->path);
     }
+    if (config->model.hf && config->model.from)
+        loom__faults_add(
+            &load->faults, LOOM_ERR_CONFIG, "model.from: the model is that of model.hf; leave one of the two out");
     if (config->model.config.architecture && !config->model.hf && config->model.config.vocab_size == 0 &&
         (!config->data.tokenizer || strcmp(config->data.tokenizer, "byte") == 0))
         config->model.config.vocab_size = LOOM_BYTE_VOCABULARY;
@@ -487,6 +496,42 @@ static loom_status read_hf(loader *load) {
     return LOOM_OK;
 }
 
+/* Fields of the model that a checkpoint knows as well, but that a run may give anew. */
+static bool is_inherited(const char *path) {
+    static const char *const names[] = {"model.seq_length", "model.hidden_dropout", "model.attention_dropout",
+        "model.make_vocab_size_divisible_by", "model.padded_vocab_in_softmax", "model.use_scaled_init"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(names[i], path) == 0)
+            return true;
+    return false;
+}
+
+static loom_status take_vocabulary(loader *load, int64_t stored) {
+    int64_t *given = &load->owner->config.model.config.vocab_size;
+    if (stored > 0 && is_given(load, "model.vocab_size") && *given != stored)
+        return loom_fail(LOOM_ERR_CONFIG,
+            "%s: model.vocab_size: found %lld, but model.from has %lld; leave one of the two out", load->name,
+            (long long)*given, (long long)stored);
+    if (stored > 0)
+        *given = stored;
+    return LOOM_OK;
+}
+
+/* What the checkpoint's context says of the model, under the fields that a run may still set. */
+static loom_status read_from(loader *load) {
+    loom_run_config *config = &load->owner->config, *stored = NULL;
+    LOOM_TRY(loom__config_read_context(config->model.from, NULL, 0, &stored));
+    for (int64_t i = 0; i < loom__field_count; i++) {
+        const loom__field *field = &loom__fields[i];
+        bool taken = field->of_hf || (is_inherited(field->path) && !load->origins[i].given);
+        if (taken && strcmp(field->path, "model.vocab_size") != 0)
+            loom__field_copy(field, stored, config);
+    }
+    loom_status status = take_vocabulary(load, stored->model.config.vocab_size);
+    loom_run_config_destroy(stored);
+    return status;
+}
+
 static loom_status load_fields(loader *load, const char *text, size_t length, const char *const *overrides,
     int64_t override_count, bool with_files) {
     if (text)
@@ -496,8 +541,9 @@ static loom_status load_fields(loader *load, const char *text, size_t length, co
         LOOM_TRY(apply_override(load, overrides[i]));
     }
     finish_fields(load);
-    if (with_files && load->owner->config.model.hf && load->faults.count == 0) {
-        loom_status status = read_hf(load);
+    const loom_run_model *model = &load->owner->config.model;
+    if (with_files && (model->hf || model->from) && load->faults.count == 0) {
+        loom_status status = model->hf ? read_hf(load) : read_from(load);
         if (status == LOOM_ERR_MEMORY || status == LOOM_ERR_IO)
             return status;
         /* An architecture that cannot be read is a fault for whoever plans as well: there are no sizes then. */

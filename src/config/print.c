@@ -103,7 +103,9 @@ static void print_field(printer *out, const loom__field *field) {
     if (field->kind == LOOM__FIELD_OBJECT)
         return;
     enter_section(out, field->path);
-    write_line(out, field->path, key, field, field->of_hf && !out->comments && out->config->model.hf != NULL);
+    const loom_run_model *model = &out->config->model;
+    bool decided = model->hf || (model->from && strcmp(field->path, "model.vocab_size") != 0);
+    write_line(out, field->path, key, field, field->of_hf && !out->comments && decided);
 }
 
 static loom_status print_all(printer *out, loom_text_function write, void *context) {

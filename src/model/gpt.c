@@ -89,6 +89,7 @@ static loom_status bind_parameters(loom__gpt *gpt) {
 static loom_status make_parameters(loom__gpt *gpt, const loom_stage *chunks, int64_t chunk_count) {
     const loom_module_environment *environment = &gpt->environment;
     int tp = loom_comm_size(environment->tensor_group), tp_rank = loom_comm_rank(environment->tensor_group);
+    gpt->given_padded_vocab_size = gpt->config.padded_vocab_size;
     LOOM_TRY(loom__model_config_complete(&gpt->config, tp, environment->sequence_parallel));
     const loom_stage whole = {.layers = gpt->config.num_layers, .embedding = true, .loss = true};
     if (!chunks && environment->stages > 1)

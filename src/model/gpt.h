@@ -15,8 +15,9 @@ typedef struct loom__gpt_chunk {
 } loom__gpt_chunk;
 
 typedef struct loom__gpt {
-    loom_module module;       /* first: what users see */
-    loom_model_config config; /* as given, completed at materialize */
+    loom_module module;              /* first: what users see */
+    loom_model_config config;        /* as given, completed at materialize */
+    int64_t given_padded_vocab_size; /* 0: it follows from the vocabulary and the tensor ranks */
     bool initialize;    /* false: created inside megatron_context; parameters stay zero until somebody loads them */
     char *hf_directory; /* where weights come from, or NULL */
     loom_module_environment environment; /* its chunks are below */
@@ -59,6 +60,15 @@ loom_status loom__hf_read_config(const char *directory, loom_model_config *confi
  * needs must be there with the right shape, and none may be there that it does not know, nor a tied head that differs
  * from the embedding. */
 loom_status loom__hf_load(const char *directory, loom__parameter_set *set);
+/* The weights of a directory, asked for by parameters of the spec, which is borrowed; a directory that loom__hf_load
+ * would refuse does not open. Not collective. */
+typedef struct loom__hf_weights loom__hf_weights;
+loom_status loom__hf_weights_open(const char *directory, const loom__model_spec *spec, loom__hf_weights **weights);
+void loom__hf_weights_close(loom__hf_weights *weights); /* NULL is accepted */
+/* LOOM_BF16 or LOOM_F16 where all tensors are of it, else LOOM_F32. */
+loom_dtype loom__hf_weights_dtype(const loom__hf_weights *weights);
+/* canonical [shape of the parameter of that number] */
+loom_status loom__hf_weights_read(loom__hf_weights *weights, int64_t number, float *canonical);
 /* Describes all tensors of the set's model, in Hugging Face names and shapes, to a writer. */
 loom_status loom__hf_describe(const loom__parameter_set *set, loom_safetensors_writer *writer);
 /* Their values or gradients, times factor, in the order of the descriptions. Collective over tp and pp; written where
@@ -80,5 +90,10 @@ loom_status loom__hf_save_check(const loom__parameter_set *set, const char *dire
  * Collective over `world`; `tp` and `pp` are this rank's tensor and pipeline groups. */
 loom_status loom__hf_save(const loom__parameter_set *set, loom_comm *tp, loom_comm *pp, loom_comm *world, bool writes,
     const char *directory, const loom_hf_save_options *options, const loom_tokenizer *tokenizer);
+/* The same without ranks and without a tokenizer by name: `visit` calls body(argument, number, canonical) for every
+ * parameter of the spec, in order. */
+typedef loom_status (*loom__hf_visit)(void *context, loom__parameter_body body, void *argument);
+loom_status loom__hf_save_visited(const loom__model_spec *spec, loom__hf_visit visit, void *context,
+    const char *directory, const loom_hf_save_options *options);
 
 #endif

@@ -53,15 +53,15 @@ loom_status loom__hf_read_config(const char *directory, loom_model_config *confi
 
 /* ---- import ---- */
 
-typedef struct import_context {
-    const loom_safetensors *file;
+struct loom__hf_weights {
+    loom_safetensors *file;
     const loom__model_spec *spec;
-    float *canonical;
+    float *canonical; /* of the parameter that is being filled */
     /* The file tensor that runs are being taken from, widened once. */
     char name[LOOM__HF_NAME_MAX];
     float *values;
     int64_t elements;
-} import_context;
+};
 
 static loom_status find_tensor(const loom_safetensors *file, const loom__model_spec *spec, const char *name,
     const loom_safetensors_tensor **tensor) {
@@ -71,7 +71,7 @@ static loom_status find_tensor(const loom_safetensors *file, const loom__model_s
     return loom_safetensors_find(file, name, tensor);
 }
 
-static loom_status load_tensor(import_context *context, const char *name) {
+static loom_status load_tensor(loom__hf_weights *context, const char *name) {
     if (strcmp(context->name, name) == 0)
         return LOOM_OK;
     const loom_safetensors_tensor *tensor;
@@ -88,7 +88,7 @@ static loom_status load_tensor(import_context *context, const char *name) {
 
 static loom_status import_run(
     void *argument, int64_t canonical_first, int64_t count, const char *hf_name, int64_t hf_first, int64_t hf_stride) {
-    import_context *context = argument;
+    loom__hf_weights *context = argument;
     LOOM_TRY(load_tensor(context, hf_name));
     for (int64_t i = 0; i < count; i++)
         context->canonical[canonical_first + i] = context->values[hf_first + i * hf_stride];
@@ -96,7 +96,7 @@ static loom_status import_run(
 }
 
 static loom_status check_shape(void *argument, const loom__hf_tensor *wanted) {
-    const import_context *context = argument;
+    const loom__hf_weights *context = argument;
     const loom_safetensors_tensor *tensor;
     LOOM_TRY(find_tensor(context->file, context->spec, wanted->name, &tensor));
     if (tensor->dims != wanted->dims || tensor->shape[0] != wanted->shape[0] || tensor->shape[1] != wanted->shape[1])
@@ -132,18 +132,6 @@ static loom_status check_nothing_left(const loom_safetensors *file, const loom__
             return loom_fail(LOOM_ERR_FORMAT, "%s: tensor %s has no place in this model", tensor->path, tensor->name);
     }
     return LOOM_OK;
-}
-
-static loom_status import_parameter(import_context *context, loom__parameter_set *set, int64_t index) {
-    const loom__parameter_descriptor *descriptor = &set->spec->parameters[set->part->entries[index].canonical];
-    context->canonical = malloc((size_t)(loom__descriptor_count(descriptor) + 1) * sizeof(float));
-    if (!context->canonical)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", descriptor->name);
-    loom_status status = loom__hf_source_runs(set->spec, descriptor, import_run, context);
-    if (!status)
-        status = loom__parameter_scatter(set, index, context->canonical);
-    free(context->canonical);
-    return status;
 }
 
 typedef struct tie {
@@ -197,20 +185,73 @@ static loom_status check_tie(const loom_safetensors *file, const loom__model_spe
     return LOOM_OK;
 }
 
-loom_status loom__hf_load(const char *directory, loom__parameter_set *set) {
-    loom_safetensors *file;
-    LOOM_TRY(loom_safetensors_open(directory, &file));
-    import_context context = {.file = file, .spec = set->spec};
-    loom_status status = check_nothing_left(file, set->spec);
+/* Also what other stages read: a directory is refused alike on every rank. */
+static loom_status check_weights(loom__hf_weights *weights) {
+    const loom__model_spec *spec = weights->spec;
+    LOOM_TRY(check_nothing_left(weights->file, spec));
+    LOOM_TRY(check_tie(weights->file, spec));
+    for (int64_t i = 0; i < spec->count; i++)
+        LOOM_TRY(loom__hf_parameter_tensors(spec, &spec->parameters[i], check_shape, weights));
+    return LOOM_OK;
+}
+
+loom_status loom__hf_weights_open(const char *directory, const loom__model_spec *spec, loom__hf_weights **out) {
+    loom__hf_weights *weights = calloc(1, sizeof *weights);
+    if (!weights)
+        return loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", directory);
+    weights->spec = spec;
+    loom_status status = loom_safetensors_open(directory, &weights->file);
     if (!status)
-        status = check_tie(file, set->spec);
-    /* Also what other stages read: a directory is refused alike on every rank. */
-    for (int64_t i = 0; !status && i < set->spec->count; i++)
-        status = loom__hf_parameter_tensors(set->spec, &set->spec->parameters[i], check_shape, &context);
+        status = check_weights(weights);
+    if (status) {
+        loom__hf_weights_close(weights);
+        return status;
+    }
+    *out = weights;
+    return LOOM_OK;
+}
+
+void loom__hf_weights_close(loom__hf_weights *weights) {
+    if (!weights)
+        return;
+    loom_safetensors_close(weights->file);
+    free(weights->values);
+    free(weights);
+}
+
+loom_dtype loom__hf_weights_dtype(const loom__hf_weights *weights) {
+    loom_dtype dtype = loom_safetensors_get(weights->file, 0)->dtype;
+    for (int64_t i = 1; i < loom_safetensors_count(weights->file); i++)
+        if (loom_safetensors_get(weights->file, i)->dtype != dtype)
+            return LOOM_F32;
+    return dtype == LOOM_BF16 || dtype == LOOM_F16 ? dtype : LOOM_F32;
+}
+
+loom_status loom__hf_weights_read(loom__hf_weights *weights, int64_t number, float *canonical) {
+    weights->canonical = canonical;
+    return loom__hf_source_runs(weights->spec, &weights->spec->parameters[number], import_run, weights);
+}
+
+static loom_status import_parameter(loom__hf_weights *weights, loom__parameter_set *set, int64_t index) {
+    int64_t number = set->part->entries[index].canonical;
+    const loom__parameter_descriptor *descriptor = &set->spec->parameters[number];
+    float *canonical = malloc((size_t)(loom__descriptor_count(descriptor) + 1) * sizeof *canonical);
+    if (!canonical)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", descriptor->name);
+    loom_status status = loom__hf_weights_read(weights, number, canonical);
+    if (!status)
+        status = loom__parameter_scatter(set, index, canonical);
+    free(canonical);
+    return status;
+}
+
+loom_status loom__hf_load(const char *directory, loom__parameter_set *set) {
+    loom__hf_weights *weights = NULL;
+    LOOM_TRY(loom__hf_weights_open(directory, set->spec, &weights));
+    loom_status status = LOOM_OK;
     for (int64_t i = 0; !status && i < set->count; i++)
-        status = import_parameter(&context, set, i);
-    free(context.values);
-    loom_safetensors_close(file);
+        status = import_parameter(weights, set, i);
+    loom__hf_weights_close(weights);
     return status;
 }
 

@@ -30,10 +30,10 @@ typedef struct plan {
 } plan;
 
 typedef struct save {
-    const loom__parameter_set *set;
+    const loom__model_spec *spec;
     const loom_hf_save_options *options;
     const loom_tokenizer *tokenizer; /* of the options, on the writing rank */
-    loom_comm *world;
+    loom_comm *world;                /* NULL: there are no other ranks */
     bool writes;
     /* From here on: of the writing rank alone. */
     plan plan;
@@ -73,11 +73,11 @@ static loom_status plan_tensor(void *argument, const loom__hf_tensor *tensor) {
     return LOOM_OK;
 }
 
-static loom_status make_plan(const loom__parameter_set *set, const loom_hf_save_options *options, plan *made) {
+static loom_status make_plan(const loom__model_spec *spec, const loom_hf_save_options *options, plan *made) {
     *made =
         (plan){.max_shard_bytes = options->max_shard_bytes, .element_bytes = (int64_t)loom_dtype_size(options->dtype)};
-    for (int64_t i = 0; i < set->spec->count; i++)
-        LOOM_TRY(loom__hf_parameter_tensors(set->spec, &set->spec->parameters[i], plan_tensor, made));
+    for (int64_t i = 0; i < spec->count; i++)
+        LOOM_TRY(loom__hf_parameter_tensors(spec, &spec->parameters[i], plan_tensor, made));
     return LOOM_OK;
 }
 
@@ -139,14 +139,14 @@ static loom_status write_texts(const save *s) {
     loom__hf_token_ids ids;
     char *text = NULL;
     LOOM_TRY(read_token_ids(s, &ids));
-    loom_status made = loom__hf_config_text(s->set->spec, s->options->dtype, &ids, &text);
+    loom_status made = loom__hf_config_text(s->spec, s->options->dtype, &ids, &text);
     LOOM_TRY(write_text(s, "config.json", made, text));
     made = loom__hf_generation_text(&ids, &text);
     LOOM_TRY(write_text(s, "generation_config.json", made, text));
     if (is_byte(s->options)) {
         made = loom__hf_byte_tokenizer_text(&text);
         LOOM_TRY(write_text(s, "tokenizer.json", made, text));
-        made = loom__hf_byte_tokenizer_config_text(s->set->spec->config.max_position_embeddings, &text);
+        made = loom__hf_byte_tokenizer_config_text(s->spec->config.max_position_embeddings, &text);
         LOOM_TRY(write_text(s, "tokenizer_config.json", made, text));
     } else if (s->options->tokenizer) {
         LOOM_TRY(loom__hf_directory_copy_tokenizer(s->options->tokenizer, s->temporary));
@@ -218,7 +218,7 @@ static loom_status write_tensor(void *argument, const loom__hf_tensor *tensor) {
     float *values = malloc((size_t)(count + 1) * sizeof *values);
     if (!values)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", tensor->name);
-    loom_status status = loom__hf_fill(s->set->spec, s->descriptor, tensor, s->canonical, values);
+    loom_status status = loom__hf_fill(s->spec, s->descriptor, tensor, s->canonical, values);
     if (!status)
         status = check_numbers(tensor->name, values, count);
     if (!status)
@@ -228,23 +228,27 @@ static loom_status write_tensor(void *argument, const loom__hf_tensor *tensor) {
     return status;
 }
 
+static loom_status agree(const save *s, loom_status status) {
+    return s->world ? loom_agree(s->world, status) : status;
+}
+
 /* Each parameter ends in an agreement: a full disk ends the export on every rank, and nobody waits longer than for one
  * parameter. */
 static loom_status save_parameter(void *argument, int64_t number, const float *canonical) {
     save *s = argument;
     loom_status status = LOOM_OK;
     if (s->writes) {
-        s->descriptor = &s->set->spec->parameters[number];
+        s->descriptor = &s->spec->parameters[number];
         s->canonical = canonical;
-        status = loom__hf_parameter_tensors(s->set->spec, s->descriptor, write_tensor, s);
+        status = loom__hf_parameter_tensors(s->spec, s->descriptor, write_tensor, s);
     }
-    return loom_agree(s->world, status);
+    return agree(s, status);
 }
 
 /* ---- the whole ---- */
 
 static loom_status check_options(
-    const loom__parameter_set *set, const loom_hf_save_options *options, const loom_tokenizer *tokenizer) {
+    const loom__model_spec *spec, const loom_hf_save_options *options, const loom_tokenizer *tokenizer) {
     if (options->dtype != LOOM_F32 && options->dtype != LOOM_BF16 && options->dtype != LOOM_F16)
         return loom_fail(LOOM_ERR_ARGUMENT, "dtype of a Hugging Face directory: found %s, expected F32, BF16 or F16",
             loom_dtype_name(options->dtype));
@@ -254,28 +258,33 @@ static loom_status check_options(
     if (options->tokenizer && options->source)
         return loom_fail(
             LOOM_ERR_ARGUMENT, "a Hugging Face directory gets its tokenizer from a source or by name, not both");
-    if (tokenizer && tokenizer->vocab_size > set->spec->config.vocab_size)
+    if (tokenizer && tokenizer->vocab_size > spec->config.vocab_size)
         return loom_fail(LOOM_ERR_ARGUMENT, "the tokenizer %s has %lld tokens, the model a vocabulary of %lld",
-            options->tokenizer, (long long)tokenizer->vocab_size, (long long)set->spec->config.vocab_size);
+            options->tokenizer, (long long)tokenizer->vocab_size, (long long)spec->config.vocab_size);
     return LOOM_OK;
+}
+
+static loom_status check(const loom__model_spec *spec, const char *directory, const loom_hf_save_options *options,
+    const loom_tokenizer *tokenizer) {
+    plan made;
+    LOOM_TRY(loom__hf_check(spec));
+    LOOM_TRY(check_options(spec, options, tokenizer));
+    LOOM_TRY(loom__hf_directory_check(directory));
+    loom_status status = make_plan(spec, options, &made);
+    free(made.tensors);
+    return status;
 }
 
 loom_status loom__hf_save_check(const loom__parameter_set *set, const char *directory,
     const loom_hf_save_options *options, const loom_tokenizer *tokenizer) {
-    plan made;
-    LOOM_TRY(loom__hf_check(set->spec));
-    LOOM_TRY(check_options(set, options, tokenizer));
-    LOOM_TRY(loom__hf_directory_check(directory));
-    loom_status status = make_plan(set, options, &made);
-    free(made.tensors);
-    return status;
+    return check(set->spec, directory, options, tokenizer);
 }
 
 static loom_status begin(save *s, const char *directory) {
     if (!s->writes)
         return LOOM_OK;
-    LOOM_TRY(loom__hf_save_check(s->set, directory, s->options, s->tokenizer));
-    LOOM_TRY(make_plan(s->set, s->options, &s->plan));
+    LOOM_TRY(check(s->spec, directory, s->options, s->tokenizer));
+    LOOM_TRY(make_plan(s->spec, s->options, &s->plan));
     LOOM_TRY(loom__hf_directory_begin(directory, &s->temporary, &s->lock));
     return write_texts(s);
 }
@@ -289,20 +298,42 @@ static loom_status finish(save *s, const char *directory) {
     return loom__hf_directory_commit(directory);
 }
 
+static loom_status save_all(save *s, loom__hf_visit visit, void *context, const char *directory) {
+    loom_status status = agree(s, begin(s, directory));
+    if (!status)
+        status = visit(context, save_parameter, s);
+    if (!status)
+        status = agree(s, finish(s, directory));
+    loom_safetensors_writer_destroy(s->writer);
+    if (status)
+        loom__hf_directory_discard(s->temporary);
+    if (s->lock >= 0)
+        close(s->lock);
+    free(s->temporary);
+    free(s->plan.tensors);
+    return status;
+}
+
+typedef struct visited_set {
+    const loom__parameter_set *set;
+    loom_comm *tp, *pp;
+} visited_set;
+
+static loom_status visit_set(void *context, loom__parameter_body body, void *argument) {
+    const visited_set *of = context;
+    return loom__parameter_set_visit(of->set, LOOM__PARAMETER_DATA, of->tp, of->pp, 1, body, argument);
+}
+
 loom_status loom__hf_save(const loom__parameter_set *set, loom_comm *tp, loom_comm *pp, loom_comm *world, bool writes,
     const char *directory, const loom_hf_save_options *options, const loom_tokenizer *tokenizer) {
-    save s = {.set = set, .options = options, .tokenizer = tokenizer, .world = world, .writes = writes, .lock = -1};
-    loom_status status = loom_agree(world, begin(&s, directory));
-    if (!status)
-        status = loom__parameter_set_visit(set, LOOM__PARAMETER_DATA, tp, pp, 1, save_parameter, &s);
-    if (!status)
-        status = loom_agree(world, finish(&s, directory));
-    loom_safetensors_writer_destroy(s.writer);
-    if (status)
-        loom__hf_directory_discard(s.temporary);
-    if (s.lock >= 0)
-        close(s.lock);
-    free(s.temporary);
-    free(s.plan.tensors);
-    return status;
+    save s = {
+        .spec = set->spec, .options = options, .tokenizer = tokenizer, .world = world, .writes = writes, .lock = -1};
+    visited_set of = {set, tp, pp};
+    return save_all(&s, visit_set, &of, directory);
+}
+
+loom_status loom__hf_save_visited(const loom__model_spec *spec, loom__hf_visit visit, void *context,
+    const char *directory, const loom_hf_save_options *options) {
+    save s = {.spec = spec, .options = options, .writes = true, .lock = -1};
+    return save_all(&s, visit, context, directory);
 }

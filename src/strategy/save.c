@@ -1,9 +1,11 @@
 /* Saving a state. Every rank writes one file with what it alone stands for and tells rank 0 what is in it; rank 0 makes
  * the checkpoint of that. The invariant: nothing is renamed before all ranks have said that their file is on the disk,
  * so that a failed rank leaves what was there. */
+#include "checkpoint/context.h"
 #include "checkpoint/writer.h"
 #include "model/gpt.h"
 #include "optim/optim.h"
+#include "strategy/context.h"
 #include "strategy/load.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -466,6 +468,18 @@ static loom_status make_common(const saving_all *s, loom_value **common) {
     return LOOM_OK;
 }
 
+/* Of the main module, where its configuration tells how to make it. */
+static loom_status write_context(const saving_all *s) {
+    char *text = NULL;
+    size_t length = 0;
+    if (s->count == 0 || !s->modules[0].parts.module->is_gpt)
+        return LOOM_OK;
+    LOOM_TRY(loom__parallel_context(s->modules[0].parts.module, &text, &length));
+    loom_status status = loom__checkpoint_write_context(s->path, text, length);
+    free(text);
+    return status;
+}
+
 /* ---- together */
 
 static loom_status commit(const saving_all *s, const char *all, const int64_t *bytes, int64_t most, int ranks) {
@@ -478,6 +492,8 @@ static loom_status commit(const saving_all *s, const char *all, const int64_t *b
         if (bytes[i] > 0)
             descriptions[count++] = (loom__checkpoint_description){(char *)all + i * most, (size_t)bytes[i]};
     loom_status status = make_common(s, &common);
+    if (!status)
+        status = write_context(s);
     if (!status)
         status = loom__checkpoint_commit(s->path, descriptions, count, common);
     free(descriptions);

@@ -1,0 +1,295 @@
+/* A checkpoint that is rewritten for another layout without ranks, and the one that a run of that layout writes when it
+ * has loaded the same: the same tensors, chunks, objects, common state and context, for all pairs of layouts. */
+#include "parallel/support.h"
+#include "strategy/strategy.h"
+#include <megaloom/state.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { SEQUENCE = 8, VOCABULARY = 19, GLOBAL = 12, BEFORE = 2, PATH = 512 };
+
+typedef struct place {
+    int tp, pp, vpp, dp;
+    bool sharded;
+} place;
+
+typedef struct job {
+    place at;
+    bool tied;
+    const char *load, *save;
+} job;
+
+static loom_model_config model_config(bool tied) {
+    loom_model_config config = loom_model_config_default(tied ? "gpt2" : "llama");
+    config.num_layers = 4;
+    config.hidden_size = 16;
+    config.ffn_hidden_size = 24;
+    config.num_attention_heads = 4;
+    config.num_query_groups = tied ? 4 : 2;
+    config.seq_length = SEQUENCE;
+    config.vocab_size = VOCABULARY;
+    config.make_vocab_size_divisible_by = 2; /* so that the padding depends on the tensor size */
+    config.share_embeddings_and_output_weights = tied;
+    return config;
+}
+
+typedef struct run {
+    loom_fabric *fabric;
+    loom_parallel *parallel;
+    loom_optimizer *optimizer;
+    loom_dataset dataset;
+    loom_batches *batches;
+} run;
+
+static loom_status start(loom_rank *rank, const job *j, run *r) {
+    loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
+    loom_model_config model = model_config(j->tied);
+    loom_optimizer_config optim = loom_optimizer_config_default();
+    loom_optimizer_setup setup = {.schedule = loom_lr_config_default(), .steps = 9};
+    loom_module *module;
+    config.tensor_model_parallel_size = j->at.tp;
+    config.pipeline_model_parallel_size = j->at.pp;
+    config.virtual_pipeline_model_parallel_size = j->at.vpp;
+    config.ddp_config.use_distributed_optimizer = config.ddp_config.overlap_grad_reduce = j->at.sharded;
+    config.ddp_config.bucket_size = j->at.sharded ? 1500 : 0;
+    optim.lr = 0.01;
+    optim.amsgrad = j->tied;
+    LOOM_TRY(loom_fabric_create(rank, &config, NULL, &r->fabric));
+    LOOM_TRY(loom_fabric_launch(r->fabric));
+    LOOM_TRY(loom_gpt_create(r->fabric, &model, &module));
+    LOOM_TRY(loom_fabric_setup_module(r->fabric, module, &r->parallel));
+    LOOM_TRY(loom_fabric_setup_megatron_optimizer(r->fabric, r->parallel, &optim, &setup, &r->optimizer));
+    return loom_mock_dataset_create(SEQUENCE, VOCABULARY, 3, (int64_t)GLOBAL * BEFORE, &r->dataset);
+}
+
+static loom_status train(run *r) {
+    loom_dataloader loader = {
+        .dataset = &r->dataset, .mode = LOOM_TRAINING, .micro_batch_size = 2, .global_batch_size = GLOBAL};
+    LOOM_TRY(loom_fabric_setup_dataloader(r->fabric, &loader, &r->batches));
+    for (int i = 0; i < BEFORE; i++) {
+        loom_optimizer_outcome outcome;
+        double loss;
+        LOOM_TRY(loom_parallel_training_step(r->parallel, r->batches, &loss));
+        LOOM_TRY(loom_optimizer_step(r->optimizer, &outcome));
+    }
+    return LOOM_OK;
+}
+
+static loom_status go(const job *j, run *r) {
+    loom_value iteration = {.kind = LOOM_VALUE_INT, .integer = BEFORE};
+    loom_state_item items[] = {{.key = "state_dict", .module = r->parallel},
+        {.key = "optimizer", .optimizer = r->optimizer}, {.key = "iteration", .value = &iteration}};
+    loom_state state = {items, 3};
+    loom_load_report report = {0};
+    if (!j->load) {
+        LOOM_TRY(train(r));
+    } else {
+        LOOM_TRY(loom_fabric_load(r->fabric, j->load, &state, true, &report));
+    }
+    loom_status status = loom_fabric_save(r->fabric, j->save, &state, NULL, 0);
+    loom_load_report_free(&report);
+    return status;
+}
+
+static loom_status rank_body(loom_rank *rank, void *argument) {
+    run r = {0};
+    loom_status status = start(rank, argument, &r);
+    if (!status)
+        status = go(argument, &r);
+    loom_batches_destroy(r.batches);
+    loom_parallel_destroy(r.parallel);
+    loom_fabric_destroy(r.fabric);
+    loom_dataset_destroy(&r.dataset);
+    return status;
+}
+
+static void run_job(const place *at, bool tied, const char *load, const char *save) {
+    job j = {.at = *at, .tied = tied, .load = load, .save = save};
+    must_run(at->tp * at->pp * at->dp, rank_body, &j);
+}
+
+static void must(loom_status status, const char *what) {
+    if (status)
+        fail_msg("%s: %s", what, loom_error_message());
+}
+
+static void reshard(const char *in, const char *out, const place *at, const char *form, const char *what) {
+    enum { TEXTS = 7 };
+    char texts[TEXTS][96];
+    const char *overrides[TEXTS];
+    loom_reshard_options options = {.optimizer_form = form};
+    loom_tool_outcome outcome;
+    const char *sharded = at->sharded ? "true" : "false";
+    snprintf(texts[0], sizeof texts[0], "strategy.tensor_model_parallel_size=%d", at->tp);
+    snprintf(texts[1], sizeof texts[1], "strategy.pipeline_model_parallel_size=%d", at->pp);
+    snprintf(texts[2], sizeof texts[2], "strategy.virtual_pipeline_model_parallel_size=%s", at->vpp ? "2" : "null");
+    snprintf(texts[3], sizeof texts[3], "strategy.ddp.use_distributed_optimizer=%s", sharded);
+    snprintf(texts[4], sizeof texts[4], "strategy.ddp.overlap_grad_reduce=%s", sharded);
+    snprintf(texts[5], sizeof texts[5], "strategy.ddp.bucket_size=%s", at->sharded ? "1500" : "null");
+    snprintf(texts[6], sizeof texts[6], "ranks=%d", at->tp * at->pp * at->dp);
+    for (int i = 0; i < TEXTS; i++)
+        overrides[i] = texts[i];
+    must(loom_checkpoint_reshard(in, out, overrides, TEXTS, &options, &outcome), what);
+    assert_int_equal(outcome.ranks, at->tp * at->pp * at->dp);
+    assert_int_equal(outcome.dropped_objects, 0);
+}
+
+/* ---- comparing */
+
+static void same_chunks(const loom_checkpoint_tensor *a, const loom_checkpoint_tensor *b, const char *what) {
+    if (a->chunk_count != b->chunk_count)
+        fail_msg(
+            "%s, %s: %lld chunks, expected %lld", what, a->name, (long long)b->chunk_count, (long long)a->chunk_count);
+    for (int64_t i = 0; i < a->chunk_count; i++) {
+        bool found = false;
+        for (int64_t k = 0; k < b->chunk_count && !found; k++)
+            found = memcmp(a->chunks[i].offsets, b->chunks[k].offsets, sizeof a->chunks[i].offsets) == 0 &&
+                    memcmp(a->chunks[i].sizes, b->chunks[k].sizes, sizeof a->chunks[i].sizes) == 0 &&
+                    strcmp(a->chunks[i].file, b->chunks[k].file) == 0;
+        if (!found)
+            fail_msg("%s, %s: chunk %lld is not there, or in another file", what, a->name, (long long)i);
+    }
+}
+
+static void same_tensor(const loom_checkpoint *a, const loom_checkpoint *b, int64_t number, const char *what) {
+    const loom_checkpoint_tensor *x = loom_checkpoint_tensor_at(a, number), *y = loom_checkpoint_tensor_at(b, number);
+    const int64_t zero[LOOM_CHECKPOINT_MAX_DIMS] = {0};
+    if (strcmp(x->name, y->name) != 0 || x->dtype != y->dtype || x->dims != y->dims ||
+        memcmp(x->shape, y->shape, sizeof x->shape) != 0)
+        fail_msg("%s: %s of %s, expected %s of %s, or another shape", what, y->name, loom_dtype_name(y->dtype), x->name,
+            loom_dtype_name(x->dtype));
+    same_chunks(x, y, what);
+    size_t bytes = (size_t)x->elements * loom_dtype_size(x->dtype);
+    char *left = malloc(bytes + 1), *right = malloc(bytes + 1);
+    assert_true(left && right);
+    must(loom_checkpoint_read(a, x, zero, x->shape, x->dtype, left), what);
+    must(loom_checkpoint_read(b, y, zero, y->shape, y->dtype, right), what);
+    if (memcmp(left, right, bytes) != 0)
+        fail_msg("%s: %s has other bits", what, x->name);
+    free(left);
+    free(right);
+}
+
+static void same_value(const loom_value *a, const loom_value *b, const char *name, const char *what) {
+    char *left = NULL, *right = NULL;
+    must(loom_value_to_json(a, 0, &left), what);
+    must(loom_value_to_json(b, 0, &right), what);
+    if (strcmp(left, right) != 0)
+        fail_msg("%s, %s:\n%s\nexpected\n%s", what, name, right, left);
+    free(left);
+    free(right);
+}
+
+static void same_object(const loom_checkpoint *a, const loom_checkpoint *b, int64_t number, const char *what) {
+    const loom_checkpoint_object *x = loom_checkpoint_object_at(a, number), *y = loom_checkpoint_object_at(b, number);
+    const loom_value *left = NULL, *right = NULL;
+    loom_value_pool *pool = NULL;
+    if (strcmp(x->name, y->name) != 0)
+        fail_msg("%s: object %s, expected %s", what, y->name, x->name);
+    must(loom_value_pool_create(&pool), what);
+    must(loom_checkpoint_read_object(a, x, pool, &left), what);
+    must(loom_checkpoint_read_object(b, y, pool, &right), what);
+    same_value(left, right, x->name, what);
+    loom_value_pool_destroy(pool);
+}
+
+static void same_context(const char *a, const char *b, const char *what) {
+    char command[3 * PATH];
+    snprintf(command, sizeof command, "cmp '%s/context/run.yaml' '%s/context/run.yaml'", a, b);
+    if (system(command) != 0)
+        fail_msg("%s: the contexts differ", what);
+}
+
+static void same_checkpoint(const char *wanted, const char *found, const char *what) {
+    loom_checkpoint *a = NULL, *b = NULL;
+    must(loom_checkpoint_open(wanted, &a), what);
+    must(loom_checkpoint_open(found, &b), what);
+    const loom_checkpoint_info *x = loom_checkpoint_get_info(a), *y = loom_checkpoint_get_info(b);
+    if (x->tensors != y->tensors || x->objects != y->objects || x->files != y->files)
+        fail_msg("%s: %lld tensors, %lld objects, %lld files; expected %lld, %lld, %lld", what, (long long)y->tensors,
+            (long long)y->objects, (long long)y->files, (long long)x->tensors, (long long)x->objects,
+            (long long)x->files);
+    for (int64_t i = 0; i < x->tensors; i++)
+        same_tensor(a, b, i, what);
+    for (int64_t i = 0; i < x->objects; i++)
+        same_object(a, b, i, what);
+    same_value(x->common, y->common, "common state", what);
+    loom_checkpoint_close(a);
+    loom_checkpoint_close(b);
+    same_context(wanted, found, what);
+}
+
+/* ---- claims */
+
+static void clear(const char *path) {
+    char command[PATH + 16];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    assert_int_equal(system(command), 0);
+}
+
+static void folder(char path[PATH], const char *name) {
+    snprintf(path, PATH, "%s/reshard_offline-%lld-%s", MEGALOOM_BUILD, (long long)getpid(), name);
+    clear(path);
+}
+
+static const place places[] = {{1, 1, 0, 1, false}, {2, 1, 0, 1, true}, {1, 2, 0, 1, true}, {2, 2, 0, 1, false},
+    {2, 1, 0, 2, true}, {1, 2, 2, 1, true}, {1, 1, 0, 3, true}};
+enum { PLACES = sizeof places / sizeof *places };
+
+static void all_pairs(bool tied) {
+    char first[PATH], second[PATH], third[PATH], what[128];
+    folder(first, "first");
+    folder(second, "second");
+    folder(third, "third");
+    for (int a = 0; a < PLACES; a += tied ? 3 : 1) {
+        run_job(&places[a], tied, NULL, first);
+        for (int b = 0; b < PLACES; b++) {
+            snprintf(what, sizeof what, "layout %d to %d%s", a, b, tied ? ", tied" : "");
+            run_job(&places[b], tied, first, second);
+            reshard(first, third, &places[b], NULL, what);
+            same_checkpoint(second, third, what);
+            clear(third);
+        }
+    }
+    clear(first);
+    clear(second);
+}
+
+static void a_resharded_checkpoint_is_what_a_run_would_have_written(void **state) {
+    (void)state;
+    all_pairs(false);
+}
+
+static void tied_embeddings_and_a_third_moment_too(void **state) {
+    (void)state;
+    all_pairs(true);
+}
+
+/* Through another form of the optimizer nothing is lost. */
+static void every_form_of_the_optimizer_leads_back(void **state) {
+    static const char *const forms[] = {"fully_reshardable", "whole", "dp_reshardable"};
+    char first[PATH], second[PATH], third[PATH];
+    (void)state;
+    folder(first, "first");
+    folder(second, "second");
+    folder(third, "third");
+    run_job(&places[4], false, NULL, first);
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        reshard(first, second, &places[2], forms[i], forms[i]);
+        reshard(second, third, &places[4], NULL, forms[i]);
+        same_checkpoint(first, third, forms[i]);
+        clear(second);
+        clear(third);
+    }
+    clear(first);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_resharded_checkpoint_is_what_a_run_would_have_written),
+        cmocka_unit_test(tied_embeddings_and_a_third_moment_too),
+        cmocka_unit_test(every_form_of_the_optimizer_leads_back),
+    };
+    return cmocka_run_group_tests_name("parallel.reshard_offline", tests, NULL, NULL);
+}
