@@ -113,7 +113,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
 static loom_status find_vocabulary(void *context, loom_run_config *config) {
     (void)context;
     loom_tokenizer *tokenizer = NULL;
-    if (config->model.config.vocab_size > 0 || config->model.hf)
+    if (config->model.config.vocab_size > 0 || config->model.hf || config->model.from)
         return LOOM_OK;
     loom_status status = loom_cli_open_tokenizer(config, &tokenizer);
     loom_tokenizer_destroy(tokenizer);
