@@ -16,6 +16,7 @@ int loom_cli_eval(int argc, char **argv);
 int loom_cli_export(int argc, char **argv);
 int loom_cli_generate(int argc, char **argv);
 int loom_cli_report(int argc, char **argv);
+int loom_cli_plan(int argc, char **argv);
 int loom_cli_schedule(int argc, char **argv);
 int loom_cli_lr(int argc, char **argv);
 int loom_cli_tokenizer(int argc, char **argv);

@@ -17,6 +17,7 @@ static const command commands[] = {
     {"export", loom_cli_export, "a run's model as a Hugging Face directory of another dtype or shard size"},
     {"describe", loom_cli_describe, "the parameters and the memory of a Hugging Face model, and how it can be cut"},
     {"generate", loom_cli_generate, "text that a model writes behind a prompt"},
+    {"plan", loom_cli_plan, "memory, time and faults of a run before it starts, and the layouts that fit"},
     {"topology", loom_cli_topology, "who is in which group, for any number of ranks"},
     {"schedule", loom_cli_schedule, "what each stage of a pipeline does when, proved, simulated and drawn"},
     {"lr", loom_cli_lr, "the learning rate of each step, as numbers and as a drawing"},

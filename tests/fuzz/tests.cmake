@@ -12,6 +12,7 @@ set(fuzz_room_run room_report)
 set(fuzz_room_split room_base)
 set(fuzz_room_stages room_layout)
 set(fuzz_room_tokenizer room_data)
+set(fuzz_room_translate room_plan)
 set(fuzz_room_finetune room_data)
 set(fuzz_room_jsonl room_data)
 
