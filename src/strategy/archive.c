@@ -92,33 +92,11 @@ static loom_status find_dtype(loom__archive *a) {
         loom_checkpoint_get_info(a->checkpoint)->path, name);
 }
 
-/* ---- the optimizer's groups */
-
-static const loom_value *first_item(const loom_value *list) {
-    bool is_list = list && (list->kind == LOOM_VALUE_LIST || list->kind == LOOM_VALUE_TUPLE);
-    return is_list && list->count > 0 ? list->items[0] : NULL;
-}
-
-static const loom_value *groups_in(const loom_value *optimizer) {
-    const loom_value *inner = loom_value_get(optimizer, "optimizer");
-    const loom_value *groups = loom_value_get(inner ? inner : optimizer, "param_groups");
-    return groups && groups->kind == LOOM_VALUE_LIST ? groups : NULL;
-}
-
-static loom_status find_groups(loom__archive *a) {
-    const loom_checkpoint_info *info = loom_checkpoint_get_info(a->checkpoint);
-    const loom_value *common = loom_value_get(info->common, "optimizer"), *inner = first_item(common);
-    a->groups = groups_in(inner ? inner : common);
-    a->has_optimizer = common != NULL || a->moments > 0;
-    for (int64_t i = 0; !a->groups && i < info->objects; i++) {
-        const loom_checkpoint_object *object = loom_checkpoint_object_at(a->checkpoint, i);
-        const loom_value *value = NULL;
-        if (strcmp(object->name, "optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1") != 0)
-            continue;
-        LOOM_TRY(loom_checkpoint_read_object(a->checkpoint, object, a->pool, &value));
-        a->groups = groups_in(first_item(value));
-    }
-    return LOOM_OK;
+static loom_status find_optimizer(loom__archive *a) {
+    const loom_value *common = loom_checkpoint_get_info(a->checkpoint)->common;
+    const loom__load_scope scope = {.checkpoint = a->checkpoint, .root = common};
+    a->has_optimizer = loom_value_get(common, "optimizer") != NULL || a->moments > 0;
+    return loom__optimizer_values_read(&scope, a->pool, &a->optimizer);
 }
 
 /* ---- sorted to the model */
@@ -248,7 +226,7 @@ static loom_status open_all(const char *path, const loom_model_config *given, bo
     LOOM_TRY(find_dtype(a));
     find_moments(a);
     if (!weights_only)
-        LOOM_TRY(find_groups(a));
+        LOOM_TRY(find_optimizer(a));
     return sort_in(a);
 }
 

@@ -5,6 +5,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/written.h"
 #include "format/file.h"
+#include "strategy/load.h"
 #include <megaloom/config.h>
 
 typedef struct loom__archive {
@@ -15,7 +16,7 @@ typedef struct loom__archive {
     bool has_optimizer, has_masters;
     int moments;
     struct loom__sharded_moment moment[LOOM__STATE_MOMENTS];
-    const loom_value *groups; /* param_groups of the optimizer, a LIST; NULL: it has none */
+    loom__optimizer_values optimizer; /* what there is of it */
     /* From here on: how what is stored is sorted to the spec. */
     loom__stored_tensor *tensors;
     loom__stored_chunk **chunks; /* [count] */
