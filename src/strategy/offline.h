@@ -32,7 +32,7 @@ typedef struct loom__offline_save {
     const loom__optimizer_values *optimizer; /* NULL: none */
     const loom_value *common;                /* DICT */
     const char *context;                     /* text of context/run.yaml */
-    const char *companions;                  /* folder whose tokenizer files and config.json go along into context/, or NULL */
+    const char *companions; /* folder whose tokenizer files and config.json go along into context/, or NULL */
     loom__offline_read read;
     void *read_context;
     const loom_tool_progress *progress; /* or NULL */
