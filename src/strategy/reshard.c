@@ -176,8 +176,15 @@ static loom_status choose_form(resharding *r) {
     static const char *const precisions[] = {[LOOM_F32] = "32", [LOOM_BF16] = "bf16-mixed", [LOOM_F16] = "16-mixed"};
     const loom__archive *archive = r->archive;
     loom__sharded_options *sharded = &r->sharded;
+    bool differs = loom__precision_dtype(&r->config->precision) != archive->param_dtype;
+    if (differs && is_given(r, "precision.precision"))
+        return loom_fail(LOOM_ERR_CONFIG,
+            "precision.precision: found %s, expected %s, as %s has its weights; megaloom checkpoint convert --dtype "
+            "and "
+            "a run that loads it change that",
+            r->config->precision.precision, precisions[archive->param_dtype], r->in);
     /* A context without a precision is that of another program. */
-    if (loom__precision_dtype(&r->config->precision) != archive->param_dtype)
+    if (differs)
         r->config->precision.precision = precisions[archive->param_dtype];
     *sharded = (loom__sharded_options){.prefix = "",
         .param_dtype = archive->param_dtype,
