@@ -158,14 +158,15 @@ loom_status loom__parameter_gather(
     const loom__parameter_descriptor *descriptor = set->part->entries[index].descriptor;
     const loom_parameter *parameter = &set->parameters[index];
     int64_t count = loom__descriptor_count(descriptor);
-    memset(canonical, 0, (size_t)count * sizeof(float));
+    /* Each canonical element is owned by one rank, so the sum with what adds nothing, not even to −0, is a copy. */
+    for (int64_t i = 0; i < count; i++)
+        canonical[i] = -0.0F;
     copy_context context = {LOOM_F32, parameter->grad, canonical, parameter->owned};
     if (array == LOOM__PARAMETER_DATA) {
         context.dtype = parameter->dtype;
         context.local = loom_parameter_values(parameter);
     }
     LOOM_TRY(loom__parameter_shard_runs(set->spec, descriptor, set->tp, set->tp_rank, gather_run, &context));
-    /* Each canonical element is owned by one rank and zero on the others, so the sum is a copy (of −0 it makes +0). */
     return set->tp > 1 ? loom_all_reduce(tp, canonical, canonical, count, LOOM_F32, LOOM_SUM) : LOOM_OK;
 }
 
