@@ -64,7 +64,7 @@ static const loom__choice wires[] = {{.name = "fp32"}, {.name = "bf16"}, {.name 
     {.name = "float32", .means = "fp32"}, {.name = "bfloat16", .means = "bf16"}, {.name = "float16", .means = "fp16"}};
 
 static const loom__choice architectures[] = {{.name = "gpt2"}, {.name = "llama"}, {.name = "mistral"},
-    {.name = "mixtral", .not_built = "the architecture"}, {.name = "qwen2"}, {.name = "qwen3"}, {.name = "gemma"},
+    {.name = "mixtral"}, {.name = "qwen2"}, {.name = "qwen3"}, {.name = "gemma"},
     {.name = "t5", .not_built = "the architecture"}};
 static const loom__choice normalizations[] = {
     {.name = "layernorm", .value = LOOM_LAYERNORM}, {.name = "rmsnorm", .value = LOOM_RMSNORM}};
@@ -107,9 +107,12 @@ static const loom__choice wsd_styles[] = {
     {.name = "exponential"}, {.name = "linear"}, {.name = "cosine"}, {.name = "minus_sqrt"}};
 static const loom__choice ramps[] = {{.name = "constant"}, {.name = "linear"}, {.name = "cosine"}};
 
-static const char context[] = "context parallelism", experts[] = "mixture of experts",
-                  fsdp[] = "fully sharded data parallelism", encoder[] = "encoder-decoder models",
-                  saving[] = "saving while training goes on", backends[] = "backend choice";
+static const loom__choice context_types[] = {
+    {.name = "p2p"}, {.name = "all_gather"}, {.name = "a2a"}, {.name = "a2a+p2p"}};
+
+static const char experts[] = "mixture of experts", fsdp[] = "fully sharded data parallelism",
+                  encoder[] = "encoder-decoder models", saving[] = "saving while training goes on",
+                  backends[] = "backend choice";
 
 const loom__field loom__fields[] = {
     INT("seed", seed, "1234", .high = 4294967295, DOC("of initial weights, dropout and data order")),
@@ -230,38 +233,34 @@ const loom__field loom__fields[] = {
         DOC("uneven where layers do not divide: 30 on 4 stages give 8,8,7,7")),
     EXPAND(BOOL, SPLIT(variable_seq_lengths), "false",
         DOC("microbatches may be shorter than seq_length; stages tell each other the shapes")),
-    EXPAND(STRING, SPLIT(cp_comm_type), "p2p", NONE_YET(context), DOC("p2p (ring), all_gather, a2a, a2a+p2p")),
-    EXPAND(INTS, SPLIT(hierarchical_context_parallel_sizes), LOOM_LAYOUT_HCP_LEVELS, NONE_YET(context),
-        DOC("innermost level first")),
-    EXPAND(INT, MOE(num_moe_experts), "null", NULLABLE, FROM(1), NONE_YET(experts), DOC("experts a layer")),
-    EXPAND(INT, MOE(moe_ffn_hidden_size), "null", NULLABLE, FROM(1), NONE_YET(experts), DOC("of an expert")),
-    EXPAND(INT, MOE(moe_layer_freq), "1", FROM(1), NONE_YET(experts), DOC("every how many layers has experts")),
-    EXPAND(INT, MOE(moe_router_topk), "2", FROM(1), NONE_YET(experts), DOC("experts a token")),
-    EXPAND(INT, MOE(moe_router_num_groups), "null", NULLABLE, FROM(1), NONE_YET(experts), DOC("groups of experts")),
-    EXPAND(INT, MOE(moe_router_group_topk), "null", NULLABLE, FROM(1), NONE_YET(experts), DOC("groups a token")),
-    EXPAND(INT, MOE(moe_shared_expert_intermediate_size), "null", NULLABLE, FROM(1), NONE_YET(experts),
-        DOC("width of the shared expert")),
-    EXPAND(STRING, MOE(moe_router_load_balancing_type), "aux_loss", NONE_YET(experts),
-        DOC("aux_loss, seq_aux_loss, sinkhorn, none")),
-    EXPAND(STRING, MOE(moe_router_score_function), "softmax", NONE_YET(experts), DOC("softmax, sigmoid")),
-    EXPAND(STRING, MOE(moe_router_dtype), "null", NULLABLE, NONE_YET(experts), DOC("of routing")),
-    EXPAND(STRING, MOE(moe_token_dispatcher_type), "allgather", NONE_YET(experts), DOC("allgather, alltoall")),
-    EXPAND(STRING, MOE(moe_token_drop_policy), "probs", NONE_YET(experts), DOC("probs, position")),
-    EXPAND(REAL, MOE(moe_router_topk_scaling_factor), "null", NULLABLE, ABOVE(0), NONE_YET(experts),
-        DOC("of routing weights")),
+    EXPAND(CHOICE, SPLIT(cp_comm_type), "p2p", context_types, DOC("p2p (ring), all_gather, a2a, a2a+p2p")),
+    EXPAND(INTS, SPLIT(hierarchical_context_parallel_sizes), LOOM_LAYOUT_HCP_LEVELS, DOC("innermost level first")),
+    EXPAND(INT, MOE(num_moe_experts), "null", NULLABLE, FROM(1), DOC("experts a layer")),
+    EXPAND(INT, MOE(moe_ffn_hidden_size), "null", NULLABLE, FROM(1), DOC("of an expert")),
+    EXPAND(INT, MOE(moe_layer_freq), "1", FROM(1), DOC("every how many layers has experts")),
+    EXPAND(INT, MOE(moe_router_topk), "2", FROM(1), DOC("experts a token")),
+    EXPAND(INT, MOE(moe_router_num_groups), "null", NULLABLE, FROM(1), DOC("groups of experts")),
+    EXPAND(INT, MOE(moe_router_group_topk), "null", NULLABLE, FROM(1), DOC("groups a token")),
+    EXPAND(INT, MOE(moe_shared_expert_intermediate_size), "null", NULLABLE, FROM(1), DOC("width of the shared expert")),
+    EXPAND(STRING, MOE(moe_router_load_balancing_type), "aux_loss", DOC("aux_loss, seq_aux_loss, sinkhorn, none")),
+    EXPAND(STRING, MOE(moe_router_score_function), "softmax", DOC("softmax, sigmoid")),
+    EXPAND(STRING, MOE(moe_router_dtype), "null", NULLABLE, DOC("of routing")),
+    EXPAND(STRING, MOE(moe_token_dispatcher_type), "allgather", DOC("allgather, alltoall")),
+    EXPAND(STRING, MOE(moe_token_drop_policy), "probs", DOC("probs, position")),
+    EXPAND(REAL, MOE(moe_router_topk_scaling_factor), "null", NULLABLE, ABOVE(0), DOC("of routing weights")),
     EXPAND(REAL, MOE(moe_router_bias_update_rate), "1.0e-3", FROM(0), NONE_YET(experts), DOC("of expert biases")),
-    EXPAND(REAL, MOE(moe_aux_loss_coeff), "0.0", FROM(0), NONE_YET(experts), DOC("of the load-balancing loss")),
-    EXPAND(REAL, MOE(moe_z_loss_coeff), "null", NULLABLE, FROM(0), NONE_YET(experts), DOC("of the router's z loss")),
+    EXPAND(REAL, MOE(moe_aux_loss_coeff), "0.0", FROM(0), DOC("of the load-balancing loss")),
+    EXPAND(REAL, MOE(moe_z_loss_coeff), "null", NULLABLE, ABOVE(0), DOC("of the router's z loss")),
     EXPAND(REAL, MOE(moe_input_jitter_eps), "null", NULLABLE, FROM(0), NONE_YET(experts), DOC("noise on router input")),
-    EXPAND(REAL, MOE(moe_expert_capacity_factor), "null", NULLABLE, ABOVE(0), NONE_YET(experts),
+    EXPAND(REAL, MOE(moe_expert_capacity_factor), "null", NULLABLE, ABOVE(0),
         DOC("tokens an expert takes, over the even share")),
-    EXPAND(BOOL, MOE(moe_router_pre_softmax), "false", NONE_YET(experts), DOC("softmax before the choice")),
+    EXPAND(BOOL, MOE(moe_router_pre_softmax), "false", DOC("softmax before the choice")),
     EXPAND(BOOL, MOE(moe_router_enable_expert_bias), "false", NONE_YET(experts), DOC("balance without a loss")),
     EXPAND(BOOL, MOE(moe_router_force_load_balancing), "false", NONE_YET(experts), DOC("random routing, for timing")),
-    EXPAND(BOOL, MOE(moe_pad_expert_input_to_capacity), "false", NONE_YET(experts), DOC("equal work for all experts")),
-    EXPAND(BOOL, MOE(moe_grouped_gemm), "false", NONE_YET(experts), DOC("experts in one product")),
+    EXPAND(BOOL, MOE(moe_pad_expert_input_to_capacity), "false", DOC("equal work for all experts")),
+    EXPAND(BOOL, MOE(moe_grouped_gemm), "false", DOC("experts in one product")),
     EXPAND(BOOL, MOE(moe_shared_expert_overlap), "false", NONE_YET(experts), DOC("shared expert beside dispatch")),
-    EXPAND(BOOL, MOE(moe_permute_fusion), "false", NONE_YET(experts), DOC("fused token permutation")),
+    EXPAND(BOOL, MOE(moe_permute_fusion), "false", DOC("fused token permutation")),
     EXPAND(BOOL, MOE(moe_apply_probs_on_input), "false", NONE_YET(experts), DOC("weights before the expert")),
     EXPAND(BOOL, MOE(moe_layer_recompute), "false", NONE_YET(experts), DOC("recompute expert layers")),
     EXPAND(BOOL, MOE(moe_per_layer_logging), "false", NONE_YET(experts), DOC("router numbers of each layer")),
@@ -274,7 +273,7 @@ const loom__field loom__fields[] = {
         DOC("backend of the stages' sends")),
     EXPAND(INT, STRATEGY(microbatch_group_size_per_vp_stage), "null", NULLABLE, FROM(1),
         DOC("microbatches that pass one chunk before the next; null: the pipeline size")),
-    EXPAND(INT, STRATEGY(context_parallel_size), "1", FROM(1), NONE_YET(context), DOC("ranks that share a sequence")),
+    EXPAND(INT, STRATEGY(context_parallel_size), "1", FROM(1), DOC("ranks that share a sequence")),
     EXPAND(BOOL, STRATEGY(sequence_parallel), "false",
         DOC("norms and dropout on s/tp rows a rank; needs a tensor size above 1")),
     EXPAND(INT, STRATEGY(expert_model_parallel_size), "1", FROM(1),
@@ -472,7 +471,7 @@ const loom__field loom__fields[] = {
     BOOL(
         "checkpoint.async_save", checkpoint.async_save, "false", NONE_YET(saving), DOC("write while training goes on")),
     INT("log.every", log.every, "10", FROM(1), DOC("steps between progress lines")),
-    BOOL("log.tensorboard", log.tensorboard, "false", NONE_YET("TensorBoard events"), DOC("write event files")),
+    BOOL("log.tensorboard", log.tensorboard, "false", DOC("write event files to OUTPUT/tensorboard, for TensorBoard")),
     BOOL("trace", trace, "false",
         DOC("what each stage did and when: OUTPUT/trace.json for Perfetto, OUTPUT/timeline.svg of the last step")),
     BOOL("profile", profile, "false", DOC("a table of the time of each operation at the end")),

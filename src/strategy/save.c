@@ -118,7 +118,7 @@ static loom_status shard_state(saving *s) {
     }
     int place = loom_comm_rank(s->fabric->groups[LOOM_GROUP_DP_CP]);
     return loom__sharded_state_create(
-        &s->layout, &s->options, gpt->part, gpt->set->tp_rank, parallel->stage, place, &s->entries);
+        &s->layout, &s->options, gpt->part, gpt->set->at.tp_rank, parallel->stage, place, &s->entries);
 }
 
 static bool keeps_entry(const saving *s, bool of_optimizer, const char *key) {
