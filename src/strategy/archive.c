@@ -151,6 +151,11 @@ static loom_status sort_in(loom__archive *a, bool weights_only) {
 
 static loom_status open_all(const char *path, const loom_model_config *given, bool weights_only, loom__archive *a) {
     loom_model_config config = *given;
+    if (config.moe.num_moe_experts > 0)
+        return loom_fail(LOOM_ERR_UNSUPPORTED,
+            "%s: not supported yet: checkpoints of a model with experts (model.num_moe_experts is %lld) at another "
+            "layout; megaloom checkpoint convert takes them by names",
+            path, (long long)config.moe.num_moe_experts);
     config.padded_vocab_size = 0;
     LOOM_TRY(loom__model_config_complete(&config, 1, false));
     LOOM_TRY(loom__model_spec_create(&config, &a->spec));
