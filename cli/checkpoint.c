@@ -41,7 +41,8 @@ int loom_cli_checkpoint_verify(int argc, char **argv) {
         "Each fault is a line that begins with the name of the damaged file. The exit status is 0 when there is none, "
         "1 "
         "when there is one, and 2 when DIR cannot be opened as a checkpoint at all. Values in the padded buckets of "
-        "dp_reshardable optimizers are not looked at: between parameters they hold anything.",
+        "dp_reshardable optimizers that another program wrote are not looked at: between parameters they hold "
+        "anything.",
         NULL, NULL, NULL};
     const char *path = NULL;
     char size[32];

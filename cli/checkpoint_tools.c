@@ -59,7 +59,6 @@ int loom_cli_print_outcome(const char *out, const loom_tool_outcome *outcome, bo
     if (outcome->dropped_optimizer)
         printf("the state of the optimizer was left out\n");
     if (outcome->dropped_objects > 0)
-        printf("%" PRId64 " object%s of other programs left out\n", outcome->dropped_objects,
-            outcome->dropped_objects == 1 ? "" : "s");
+        printf("%" PRId64 " object%s left out\n", outcome->dropped_objects, outcome->dropped_objects == 1 ? "" : "s");
     return 0;
 }

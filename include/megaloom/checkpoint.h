@@ -68,8 +68,8 @@ typedef struct loom_checkpoint_info {
     int64_t iteration;              /* of the common state; -1 = none */
     const char *optimizer_sharding; /* "fully_reshardable", "dp_reshardable", "fully_sharded_model_space", … */
     int64_t writers;                /* ranks that wrote a file */
-    /* Sizes of the layout that wrote it, from the objects and chunks that differ by rank. A guess where
-     * layout_is_guessed: a rank count that the chunks agree with. */
+    /* Sizes of the layout that wrote it, as the common state says, or from the objects and chunks that differ by rank.
+     * A guess where layout_is_guessed: a rank count that the chunks agree with. */
     int64_t tensor_parallel, pipeline_parallel;
     bool layout_is_guessed;
 } loom_checkpoint_info;
@@ -116,13 +116,14 @@ typedef void (*loom_checkpoint_fault)(void *context, const char *file, const cha
 typedef struct loom_checkpoint_verified {
     int64_t tensors, chunks, objects, files; /* looked at */
     uint64_t bytes;
-    int64_t not_compared; /* floating-point tensors whose values were not looked at: padded optimizer buckets */
+    int64_t not_compared; /* floating-point tensors whose values were not looked at: padded buckets of other programs */
     int64_t faults, damaged_files;
 } loom_checkpoint_verified;
 /* Reads everything: structure, every archive and its checksums, and that floating-point values are finite (buckets of
- * the form dp_reshardable hold whatever lay between parameters, and are not looked at for that). `fault` (may be NULL)
- * hears of each fault, in the order of the files. LOOM_ERR_FORMAT when there was one, with a message that counts them;
- * what keeps the checkpoint from being opened at all is returned as it is, and not told to `fault`. */
+ * the form dp_reshardable that another program wrote hold whatever lay between parameters, and are not looked at for
+ * that). `fault` (may be NULL) hears of each fault, in the order of the files. LOOM_ERR_FORMAT when there was one, with
+ * a message that counts them; what keeps the checkpoint from being opened at all is returned as it is, and not told to
+ * `fault`. */
 LOOM_API loom_status loom_checkpoint_verify(
     const char *path, loom_checkpoint_fault fault, void *context, loom_checkpoint_verified *verified);
 

@@ -27,7 +27,8 @@ typedef struct loom_tool_outcome {
     int64_t ranks;           /* of the layout that is written */
     int64_t tensors;         /* names that are written */
     uint64_t bytes;          /* of their elements */
-    int64_t dropped_objects; /* of IN that are nothing of the model or its optimizer: random states of other programs */
+    int64_t dropped_objects; /* of IN that OUT does not have, those that hold nothing left out of account: random states
+                                of other programs; with "safetensors" all, and the entries of the common state */
     bool dropped_optimizer;  /* IN had the state of an optimizer, OUT has none */
     char form[32];           /* of the optimizer in OUT: "dp_reshardable", "fully_reshardable", "whole", "none" */
 } loom_tool_outcome;
@@ -42,8 +43,9 @@ typedef struct loom_reshard_options {
 /* Rewrites the checkpoint at `in` as a run would have written it from the same state, had its configuration been that
  * of the checkpoint's context with `overrides` over it: strategy.*, model.* of the pipeline split, and ranks (not
  * given: as many as keep the data-parallel size). Tensor by tensor and object by object the same bits; padding rows of
- * the vocabulary that are not stored are zero. Errors also: LOOM_ERR_CONFIG for a layout that cannot be,
- * LOOM_ERR_ARGUMENT for a form that is none or an optimizer that is not there. outcome may be NULL. */
+ * the vocabulary that are not stored are zero. Errors also: LOOM_ERR_CONFIG for a layout that cannot be and for
+ * another precision.precision than that of the weights, LOOM_ERR_ARGUMENT for a form that is none or an optimizer that
+ * is not there. outcome may be NULL. */
 LOOM_API loom_status loom_checkpoint_reshard(const char *in, const char *out, const char *const *overrides,
     int64_t override_count, const loom_reshard_options *options, loom_tool_outcome *outcome);
 

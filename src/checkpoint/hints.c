@@ -1,6 +1,7 @@
-/* What a checkpoint tells about the layout that wrote it. Where objects carry it in their names (the random numbers of
- * each rank, and one entry for each model-parallel group of a distributed optimizer) it is known; otherwise it is read
- * off the chunks of a weight that tensor parallelism cuts by its last axis, and the ranks that wrote them. */
+/* What a checkpoint tells about the layout that wrote it. Where the common state says it, as Megaloom's does, or
+ * objects carry it in their names (the random numbers of each rank), it is known; otherwise it is read off the chunks
+ * of a weight that tensor parallelism cuts by its last axis, and the model-parallel groups of a distributed optimizer.
+ */
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
 
@@ -34,6 +35,18 @@ static void count_writers(loom_checkpoint *of, int64_t *numbers) {
         count += numbers[count] >= 0;
     }
     of->info.writers = count_different(numbers, count);
+}
+
+static bool read_layout(loom_checkpoint *of) {
+    const loom_value *layout = loom_value_get(loom_value_get(of->info.common, "megaloom"), "layout");
+    const loom_value *ranks = loom_value_get(layout, "tensor_model_parallel_size");
+    const loom_value *stages = loom_value_get(layout, "pipeline_model_parallel_size");
+    if (!ranks || !stages || ranks->kind != LOOM_VALUE_INT || stages->kind != LOOM_VALUE_INT || ranks->integer < 1 ||
+        stages->integer < 1)
+        return false;
+    of->info.tensor_parallel = ranks->integer;
+    of->info.pipeline_parallel = stages->integer;
+    return true;
 }
 
 /* "rng_state/shard_p.t_P.T". */
@@ -105,7 +118,7 @@ void loom__checkpoint_hints(loom_checkpoint *checkpoint) {
     if (numbers)
         count_writers(checkpoint, numbers);
     free(numbers);
-    if (read_random_states(checkpoint))
+    if (read_layout(checkpoint) || read_random_states(checkpoint))
         return;
     info->layout_is_guessed = true;
     guess(checkpoint, count_groups(checkpoint));

@@ -165,12 +165,14 @@ static loom_status scatter_run(void *context, int64_t local_first, int64_t canon
     return LOOM_OK;
 }
 
-/* canonical = what this rank owns of the parameter, zero elsewhere. */
+/* canonical = what this rank owns of the parameter, −0 elsewhere. */
 static loom_status gather_own(
     const loom__parameter_set *set, int64_t index, loom__parameter_array array, float *canonical) {
     const loom__parameter_descriptor *descriptor = set->part->entries[index].descriptor;
     const loom_parameter *parameter = &set->parameters[index];
-    memset(canonical, 0, (size_t)loom__descriptor_count(descriptor) * sizeof(float));
+    int64_t count = loom__descriptor_count(descriptor);
+    for (int64_t i = 0; i < count; i++)
+        canonical[i] = -0.0F;
     copy_context context = {LOOM_F32, parameter->grad, canonical, parameter->owned};
     if (array == LOOM__PARAMETER_DATA) {
         context.dtype = parameter->dtype;
@@ -180,7 +182,8 @@ static loom_status gather_own(
         set->spec, descriptor, tensor_size(set, descriptor), tensor_rank(set, descriptor), gather_run, &context);
 }
 
-/* Each canonical element is owned by one rank and zero on the others, so the sum is a copy (of −0 it makes +0). */
+/* Each canonical element is owned by one rank and −0 on the others, which adds nothing, not even to −0: the sum is a
+ * copy. */
 static loom_status join(loom_comm *group, float *canonical, int64_t count) {
     return group && loom_comm_size(group) > 1 ? loom_all_reduce(group, canonical, canonical, count, LOOM_F32, LOOM_SUM)
                                               : LOOM_OK;

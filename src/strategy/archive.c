@@ -2,55 +2,14 @@
  * rank's tensors; so the tools that rewrite a checkpoint never hold more than what they write at once. The invariant:
  * what opens is complete, so that a tool fails before it has written anything. */
 #include "strategy/archive.h"
-#include "strategy/load.h"
 #include <stdio.h>
 #include <stdlib.h>
 
 /* ---- what is stored */
 
-static loom_status list_chunks(loom__archive *a, const loom_checkpoint_tensor *tensor) {
-    int64_t number = a->count;
-    loom__stored_chunk *chunks = calloc((size_t)tensor->chunk_count + 1, sizeof *chunks);
-    if (!chunks)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld chunks", (long long)tensor->chunk_count);
-    for (int64_t c = 0; c < tensor->chunk_count; c++) {
-        memcpy(chunks[c].offset, tensor->chunks[c].offsets, sizeof chunks[c].offset);
-        memcpy(chunks[c].size, tensor->chunks[c].sizes, sizeof chunks[c].size);
-    }
-    a->chunks[number] = chunks;
-    a->tensors[number] = (loom__stored_tensor){.key = tensor->name,
-        .dims = tensor->dims,
-        .original_dims = tensor->original_dims,
-        .chunk_count = tensor->chunk_count,
-        .chunks = chunks};
-    memcpy(a->tensors[number].shape, tensor->shape, sizeof tensor->shape);
-    memcpy(a->tensors[number].original_shape, tensor->original_shape, sizeof tensor->original_shape);
-    a->count++;
-    return LOOM_OK;
-}
-
-_Static_assert((int)LOOM_CHECKPOINT_MAX_DIMS == (int)LOOM__STORED_DIMS, "shapes are copied whole");
-
-static const loom_checkpoint_tensor *tensor_of(const loom__archive *a, int64_t number) {
-    return loom_checkpoint_tensor_at(a->checkpoint, a->numbers[number]);
-}
-
-static loom_status list_tensors(loom__archive *a, bool weights_only) {
-    static const char optimizer[] = "optimizer.";
-    int64_t count = loom_checkpoint_get_info(a->checkpoint)->tensors;
-    a->tensors = calloc((size_t)count + 1, sizeof *a->tensors);
-    a->chunks = calloc((size_t)count + 1, sizeof(loom__stored_chunk *));
-    a->numbers = calloc((size_t)count + 1, sizeof *a->numbers);
-    if (!a->tensors || !a->chunks || !a->numbers)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld tensors", (long long)count);
-    for (int64_t i = 0; i < count; i++) {
-        const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(a->checkpoint, i);
-        if (weights_only && strncmp(tensor->name, optimizer, strlen(optimizer)) == 0)
-            continue;
-        a->numbers[a->count] = i;
-        LOOM_TRY(list_chunks(a, tensor));
-    }
-    return LOOM_OK;
+/* A tool's checkpoint is one module's, the main one's. */
+static loom__load_scope scope_of(const loom__archive *a) {
+    return (loom__load_scope){.checkpoint = a->checkpoint, .root = loom_checkpoint_get_info(a->checkpoint)->common};
 }
 
 static const char *skip(const char *text, const char *prefix) {
@@ -71,9 +30,9 @@ static bool is_of_moment(const char *key, const char *name) {
 static void find_moments(loom__archive *a) {
     static const char *const names[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"};
     for (size_t n = 0; n < sizeof names / sizeof *names && a->moments < LOOM__STATE_MOMENTS; n++)
-        for (int64_t i = 0; i < a->count; i++)
-            if (is_of_moment(a->tensors[i].key, names[n])) {
-                loom_dtype dtype = tensor_of(a, i)->dtype;
+        for (int64_t i = 0; i < a->stored.count; i++)
+            if (is_of_moment(a->stored.tensors[i].key, names[n])) {
+                loom_dtype dtype = loom__stored_tensor_of(&a->stored, i)->dtype;
                 a->moment[a->moments++] = (struct loom__sharded_moment){names[n], dtype};
                 break;
             }
@@ -81,72 +40,28 @@ static void find_moments(loom__archive *a) {
 
 static loom_status find_dtype(loom__archive *a) {
     static const char name[] = "embedding.word_embeddings.weight";
-    for (int64_t i = 0; i < a->count; i++) {
-        const char *inner = skip(a->tensors[i].key, "module.");
-        if (strcmp(inner ? inner : a->tensors[i].key, name) == 0) {
-            a->param_dtype = tensor_of(a, i)->dtype;
-            return LOOM_OK;
-        }
+    for (int64_t i = 0; i < a->stored.count; i++) {
+        const char *inner = skip(a->stored.tensors[i].key, "module.");
+        if (strcmp(inner ? inner : a->stored.tensors[i].key, name) != 0)
+            continue;
+        loom_dtype dtype = a->param_dtype = loom__stored_tensor_of(&a->stored, i)->dtype;
+        return dtype == LOOM_F32 || dtype == LOOM_BF16 || dtype == LOOM_F16
+                   ? LOOM_OK
+                   : loom_fail(LOOM_ERR_FORMAT, "%s: %s: found dtype %s, expected F32, BF16 or F16",
+                         loom_checkpoint_get_info(a->checkpoint)->path, a->stored.tensors[i].key,
+                         loom_dtype_name(dtype));
     }
     return loom_fail(LOOM_ERR_NOT_FOUND, "%s: has no %s: expected the checkpoint of a decoder-only model",
         loom_checkpoint_get_info(a->checkpoint)->path, name);
 }
 
-/* ---- the optimizer's groups */
-
-static const loom_value *first_item(const loom_value *list) {
-    bool is_list = list && (list->kind == LOOM_VALUE_LIST || list->kind == LOOM_VALUE_TUPLE);
-    return is_list && list->count > 0 ? list->items[0] : NULL;
-}
-
-static const loom_value *groups_in(const loom_value *optimizer) {
-    const loom_value *inner = loom_value_get(optimizer, "optimizer");
-    const loom_value *groups = loom_value_get(inner ? inner : optimizer, "param_groups");
-    return groups && groups->kind == LOOM_VALUE_LIST ? groups : NULL;
-}
-
-static loom_status find_groups(loom__archive *a) {
-    const loom_checkpoint_info *info = loom_checkpoint_get_info(a->checkpoint);
-    const loom_value *common = loom_value_get(info->common, "optimizer"), *inner = first_item(common);
-    a->groups = groups_in(inner ? inner : common);
-    a->has_optimizer = common != NULL || a->moments > 0;
-    for (int64_t i = 0; !a->groups && i < info->objects; i++) {
-        const loom_checkpoint_object *object = loom_checkpoint_object_at(a->checkpoint, i);
-        const loom_value *value = NULL;
-        if (strcmp(object->name, "optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1") != 0)
-            continue;
-        LOOM_TRY(loom_checkpoint_read_object(a->checkpoint, object, a->pool, &value));
-        a->groups = groups_in(first_item(value));
-    }
-    return LOOM_OK;
+static loom_status find_optimizer(loom__archive *a) {
+    const loom__load_scope scope = scope_of(a);
+    a->has_optimizer = loom_value_get(scope.root, "optimizer") != NULL || a->moments > 0;
+    return loom__optimizer_values_read(&scope, a->pool, &a->optimizer);
 }
 
 /* ---- sorted to the model */
-
-static loom_status find_written(loom__archive *a, bool *found) {
-    loom__sharded_layout told;
-    loom_stage *stages = NULL;
-    LOOM_TRY(loom__layout_read(loom_checkpoint_get_info(a->checkpoint)->common, &told, &stages, found));
-    if (!*found)
-        return loom__written_find(&a->spec->config, a->tensors, a->count, &a->written, found);
-    loom_status status = loom__written_from(&a->spec->config, a->tensors, a->count, &told, &a->written);
-    free(stages);
-    return status;
-}
-
-static loom_status plan_whole(const loom__archive *a, int array, loom__reshard_plan **plan) {
-    loom__reshard_want *wants = calloc((size_t)a->spec->count + 1, sizeof *wants);
-    if (!wants)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld parameters", (long long)a->spec->count);
-    for (int64_t i = 0; i < a->spec->count; i++) {
-        int64_t shape[2];
-        loom__parameter_local_shape(a->spec, &a->spec->parameters[i], 1, shape);
-        wants[i] = (loom__reshard_want){.array = array, .canonical = i, .count = shape[0] * shape[1]};
-    }
-    loom_status status = loom__reshard_plan_create(a->source, a->spec, 1, 0, wants, a->spec->count, plan);
-    free(wants);
-    return status;
-}
 
 /* What is wrong with a checkpoint: how many names of each kind, and as many of them as a message has room for. */
 typedef enum kind { MISSING, UNEXPECTED, MISSHAPED, KINDS } kind;
@@ -188,7 +103,7 @@ static loom_status say_names(const names *list, const char *path) {
 
 static loom_status list_missing(const loom__archive *a, int array, const char *prefix, names *to, int64_t *missing) {
     loom__reshard_plan *plan = NULL;
-    LOOM_TRY(plan_whole(a, array, &plan));
+    LOOM_TRY(loom__stored_plan_whole(&a->stored, a->spec, array, &plan));
     *missing = plan->missing_count;
     for (int64_t i = 0; to && i < plan->missing_count; i++)
         add_name(to, MISSING, prefix, a->spec->parameters[plan->missing[i]].name);
@@ -197,7 +112,7 @@ static loom_status list_missing(const loom__archive *a, int array, const char *p
 }
 
 static loom_status check_complete(loom__archive *a, names *to) {
-    loom__reshard_leftover left = loom__reshard_source_leftover(a->source);
+    loom__reshard_leftover left = loom__reshard_source_leftover(a->stored.source);
     int64_t missing = 0;
     LOOM_TRY(list_missing(a, LOOM__STATE_WEIGHT, "", to, &missing));
     LOOM_TRY(list_missing(a, LOOM__STATE_MASTER, "", NULL, &missing));
@@ -210,23 +125,20 @@ static loom_status check_complete(loom__archive *a, names *to) {
         LOOM_TRY(list_missing(a, LOOM__STATE_MOMENT + i, prefix, to, &missing));
     }
     for (int64_t i = 0; i < left.unexpected_count; i++)
-        add_name(to, UNEXPECTED, "", a->tensors[left.unexpected[i]].key);
+        add_name(to, UNEXPECTED, "", a->stored.tensors[left.unexpected[i]].key);
     for (int64_t i = 0; i < left.misshaped_count; i++)
-        add_name(to, MISSHAPED, "", a->tensors[left.misshaped[i]].key);
+        add_name(to, MISSHAPED, "", a->stored.tensors[left.misshaped[i]].key);
     return LOOM_OK;
 }
 
-static loom_status sort_in(loom__archive *a) {
-    bool found = false;
+static loom_status sort_in(loom__archive *a, bool weights_only) {
+    const loom__load_scope scope = scope_of(a);
     names *list = calloc(1, sizeof *list);
     if (!list)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a list of names");
-    loom__sharded_options options = {.prefix = "", .moments = a->moments};
+    loom__sharded_options options = {.prefix = "", .weights_alone = weights_only, .moments = a->moments};
     memcpy(options.moment, a->moment, sizeof options.moment);
-    loom_status status = find_written(a, &found);
-    loom__stored_state stored = {.tensors = a->tensors, .count = a->count, .layout = found ? &a->written.layout : NULL};
-    if (!status)
-        status = loom__reshard_source_create(a->spec, &stored, &options, &a->source);
+    loom_status status = loom__stored_sort(&scope, a->spec, &options, &a->stored);
     if (!status)
         status = check_complete(a, list);
     if (!status)
@@ -239,17 +151,23 @@ static loom_status sort_in(loom__archive *a) {
 
 static loom_status open_all(const char *path, const loom_model_config *given, bool weights_only, loom__archive *a) {
     loom_model_config config = *given;
+    if (config.moe.num_moe_experts > 0)
+        return loom_fail(LOOM_ERR_UNSUPPORTED,
+            "%s: not supported yet: checkpoints of a model with experts (model.num_moe_experts is %lld) at another "
+            "layout; megaloom checkpoint convert takes them by names",
+            path, (long long)config.moe.num_moe_experts);
     config.padded_vocab_size = 0;
     LOOM_TRY(loom__model_config_complete(&config, 1, false));
     LOOM_TRY(loom__model_spec_create(&config, &a->spec));
     LOOM_TRY(loom_value_pool_create(&a->pool));
     LOOM_TRY(loom_checkpoint_open(path, &a->checkpoint));
-    LOOM_TRY(list_tensors(a, weights_only));
+    const loom__load_scope scope = scope_of(a);
+    LOOM_TRY(loom__stored_list(&scope, weights_only, &a->stored));
     LOOM_TRY(find_dtype(a));
     find_moments(a);
     if (!weights_only)
-        LOOM_TRY(find_groups(a));
-    return sort_in(a);
+        LOOM_TRY(find_optimizer(a));
+    return sort_in(a, weights_only);
 }
 
 loom_status loom__archive_open(
@@ -269,13 +187,7 @@ loom_status loom__archive_open(
 void loom__archive_close(loom__archive *archive) {
     if (!archive)
         return;
-    loom__reshard_source_destroy(archive->source);
-    loom__written_free(&archive->written);
-    for (int64_t i = 0; i < archive->count; i++)
-        free(archive->chunks[i]);
-    free(archive->chunks);
-    free(archive->tensors);
-    free(archive->numbers);
+    loom__stored_free(&archive->stored);
     loom_value_pool_destroy(archive->pool);
     loom_checkpoint_close(archive->checkpoint);
     loom__model_spec_destroy(archive->spec);
@@ -310,7 +222,7 @@ static void copy_box(const loom__box_copy *copy, const char *from, loom_dtype st
 }
 
 static loom_status copy_chunk(const loom__archive *a, const loom__reshard_copy *copy, loom_dtype dtype, void *out) {
-    const loom_checkpoint_tensor *tensor = tensor_of(a, copy->tensor);
+    const loom_checkpoint_tensor *tensor = loom__stored_tensor_of(&a->stored, copy->tensor);
     const void *data = NULL;
     loom_value_pool *pool = NULL;
     if (tensor->dtype != dtype &&
@@ -332,7 +244,7 @@ loom_status loom__archive_read(const loom__archive *a, const loom__model_spec *s
     loom__reshard_plan *plan = NULL;
     if (want.array == LOOM__STATE_MASTER && !a->has_masters)
         want.array = LOOM__STATE_WEIGHT;
-    LOOM_TRY(loom__reshard_plan_create(a->source, spec, tp, tp_rank, &want, 1, &plan));
+    LOOM_TRY(loom__reshard_plan_create(a->stored.source, spec, tp, tp_rank, &want, 1, &plan));
     memset(out, 0, (size_t)want.count * loom_dtype_size(dtype));
     loom_status status = LOOM_OK;
     for (int64_t i = 0; i < plan->count && !status; i++)

@@ -3,8 +3,8 @@
 #define STRATEGY_ARCHIVE_H
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/written.h"
 #include "format/file.h"
+#include "strategy/stored.h"
 #include <megaloom/config.h>
 
 typedef struct loom__archive {
@@ -15,14 +15,8 @@ typedef struct loom__archive {
     bool has_optimizer, has_masters;
     int moments;
     struct loom__sharded_moment moment[LOOM__STATE_MOMENTS];
-    const loom_value *groups; /* param_groups of the optimizer, a LIST; NULL: it has none */
-    /* From here on: how what is stored is sorted to the spec. */
-    loom__stored_tensor *tensors;
-    loom__stored_chunk **chunks; /* [count] */
-    int64_t *numbers;            /* [count] of the checkpoint's tensors */
-    int64_t count;
-    loom__written written;
-    loom__reshard_source *source;
+    loom__optimizer_values optimizer; /* what there is of it */
+    loom__stored stored;
 } loom__archive;
 
 /* Opens the checkpoint of a model of that configuration (as given, not completed). weights_only: as if it had no

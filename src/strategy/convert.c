@@ -211,7 +211,7 @@ static loom_status write_imported(
         .read = read_weights,
         .read_context = from,
         .progress = &c->options->progress};
-    loom_status status = loom__offline_common(pool, NULL, layout, LOOM__OPTIMIZER_ABSENT, NULL, &common);
+    loom_status status = loom__offline_common(pool, NULL, layout, &options, NULL, &common);
     save.common = common;
     if (!status)
         status = loom__offline_write(&save);

@@ -98,7 +98,9 @@ static loom_status to_safetensors(converting *c, const char *out, loom_tool_outc
         c->tensor = loom_checkpoint_tensor_at(c->checkpoint, i);
         LOOM_TRY(loom__walk_blocks(c->tensor->dims, zero, c->tensor->shape, write_block, c));
     }
-    outcome->dropped_objects = info->objects + (info->common ? info->common->count : 0);
+    outcome->dropped_objects = info->common ? info->common->count : 0;
+    for (int64_t i = 0; i < info->objects; i++)
+        outcome->dropped_objects += !strstr(loom_checkpoint_object_at(c->checkpoint, i)->name, "_extra_state");
     return loom_safetensors_writer_finish(c->safetensors);
 }
 

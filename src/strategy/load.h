@@ -42,16 +42,23 @@ loom_status loom__parallel_layout(const loom_parallel *parallel, loom__sharded_l
 loom_status loom__layout_value(loom_value_pool *pool, const loom__sharded_layout *layout, const loom_value **value);
 loom_status loom__layout_read(const loom_value *common, loom__sharded_layout *layout, loom_stage **stages, bool *found);
 
-/* param_groups of the optimizer, its schedule, and its loss scaler (NULL without one). */
-loom_status loom__optimizer_groups_value(
-    loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **value);
-/* What PyTorch's optimizer keeps beside its tensors: {common_step}, or nothing before the first update. */
-loom_status loom__optimizer_step_value(
-    loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **value);
-loom_status loom__optimizer_schedule_value(
-    loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **value);
-loom_status loom__optimizer_scaler_value(
-    loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **value);
+/* What a checkpoint says of an optimizer beside its tensors, wherever its form has it. */
+typedef struct loom__optimizer_values {
+    const loom_value *groups;   /* param_groups: LIST */
+    int64_t steps;              /* updates so far; below 0: not said */
+    const loom_value *scaler;   /* grad_scaler: DICT, empty for a constant loss scale; NULL without one */
+    const loom_value *schedule; /* opt_param_scheduler: DICT */
+} loom__optimizer_values;
+loom_status loom__optimizer_values_of(
+    loom_value_pool *pool, const loom_optimizer *optimizer, loom__optimizer_values *values);
+/* "optimizer" of the common state, in the form of the options. */
+loom_status loom__optimizer_common_value(loom_value_pool *pool, const loom__sharded_options *options,
+    const loom__optimizer_values *values, loom_value **value);
+/* The content of an object; buckets and values only of those that have some. */
+loom_status loom__object_value(loom_value_pool *pool, loom__state_object object, const loom__sharded_options *options,
+    const loom__state_buckets *buckets, const loom__optimizer_values *values, const loom_value **value);
+/* "content_metadata" of the common state. */
+loom_status loom__content_value(loom_value_pool *pool, const loom__content_metadata *content, loom_value **value);
 
 /* ---- modules that were not made by loom_gpt_create */
 
@@ -123,6 +130,10 @@ loom_status loom__load_list(const loom__load *load, loom_load_report *report);
 /* Reads this rank's part of what there is. *masters: whether the parameters were read as the optimizer's masters, so
  * that with shards they are to be gathered. */
 loom_status loom__load_read(const loom__load *load, bool *masters);
+/* What the checkpoint says of an optimizer, each NULL (steps: -1) where it does not; every group has a "step" where
+ * there are steps. Borrowed from the checkpoint and the pool. */
+loom_status loom__optimizer_values_read(
+    const loom__load_scope *scope, loom_value_pool *pool, loom__optimizer_values *values);
 /* Updates so far and schedule of the optimizer, as far as the checkpoint has them. */
 loom_status loom__load_optimizer(loom_optimizer *optimizer, const loom__load_scope *scope);
 

@@ -6,7 +6,14 @@
 #include <stdio.h>
 
 static const loom_value *first_item(const loom_value *list) {
-    return list && list->kind == LOOM_VALUE_LIST && list->count > 0 ? list->items[0] : NULL;
+    bool is_list = list && (list->kind == LOOM_VALUE_LIST || list->kind == LOOM_VALUE_TUPLE);
+    return is_list && list->count > 0 ? list->items[0] : NULL;
+}
+
+static const loom_value *groups_in(const loom_value *optimizer) {
+    const loom_value *inner = loom_value_get(optimizer, "optimizer");
+    const loom_value *groups = loom_value_get(inner ? inner : optimizer, "param_groups");
+    return groups && groups->kind == LOOM_VALUE_LIST ? groups : NULL;
 }
 
 /* A tensor of one number, which need not be aligned, counts as that number. */
@@ -114,35 +121,66 @@ static loom_status read_scaler(const loom_value *scaler, loom__optimizer_progres
     return LOOM_OK;
 }
 
+/* PyTorch's own optimizer has its steps beside the groups, where other forms have none. */
+static loom_status add_steps(loom_value_pool *pool, int64_t steps, const loom_value **groups) {
+    loom_value *list = NULL, *dict = NULL, *number = NULL;
+    if (!*groups || steps < 0 || loom_value_get(first_item(*groups), "step"))
+        return LOOM_OK;
+    LOOM_TRY(loom_value_list(pool, &list));
+    LOOM_TRY(loom_value_float(pool, (double)steps, &number));
+    for (int64_t g = 0; g < (*groups)->count; g++) {
+        const loom_value *group = (*groups)->items[g];
+        LOOM_TRY(loom_value_dict(pool, &dict));
+        for (int64_t i = 0; group->kind == LOOM_VALUE_DICT && i < group->count; i++)
+            LOOM_TRY(loom_value_set_pair(pool, dict, group->items[2 * i], group->items[2 * i + 1]));
+        LOOM_TRY(loom_value_set(pool, dict, "step", number));
+        LOOM_TRY(loom_value_append(pool, list, dict));
+    }
+    *groups = list;
+    return LOOM_OK;
+}
+
 /* What is not among the common state is, or may be, with the group. */
-static loom_status read_progress(
-    const loom__load_scope *scope, loom_value_pool *pool, int64_t *steps, loom__optimizer_progress *progress) {
+loom_status loom__optimizer_values_read(
+    const loom__load_scope *scope, loom_value_pool *pool, loom__optimizer_values *out) {
     const loom_value *optimizer = loom_value_get(scope->root, "optimizer"), *group = NULL;
     if (first_item(optimizer))
         optimizer = first_item(optimizer);
-    LOOM_TRY(read_steps(optimizer, steps));
-    if (*steps < 0) {
+    loom__optimizer_values values = {.groups = groups_in(optimizer),
+        .steps = -1,
+        .scaler = loom_value_get(optimizer, "grad_scaler"),
+        .schedule = loom_value_get(scope->root, "opt_param_scheduler")};
+    LOOM_TRY(read_steps(optimizer, &values.steps));
+    if (values.steps < 0 || !values.groups) {
         LOOM_TRY(read_group(scope, "optimizer", pool, &group));
-        LOOM_TRY(read_steps(group, steps));
+        values.groups = values.groups ? values.groups : groups_in(group);
+        LOOM_TRY(read_steps(group, &values.steps));
     }
-    const loom_value *scaler = loom_value_get(optimizer, "grad_scaler");
-    if (!scaler)
-        LOOM_TRY(read_group(scope, "grad_scaler", pool, &scaler));
-    LOOM_TRY(read_scaler(scaler, progress));
-    return read_integer(loom_value_get(scope->root, "megaloom"), "megaloom", "skipped_steps", &progress->skipped_steps);
+    if (!values.scaler)
+        LOOM_TRY(read_group(scope, "grad_scaler", pool, &values.scaler));
+    LOOM_TRY(add_steps(pool, values.steps, &values.groups));
+    *out = values;
+    return LOOM_OK;
 }
 
-loom_status loom__load_optimizer(loom_optimizer *optimizer, const loom__load_scope *scope) {
+static loom_status load_all(loom_optimizer *optimizer, const loom__load_scope *scope, loom_value_pool *pool) {
     loom__optimizer_progress progress = loom__optimizer_progress_of(optimizer);
-    int64_t steps = -1;
-    loom_value_pool *pool = NULL;
-    LOOM_TRY(loom_value_pool_create(&pool));
-    loom_status status = read_progress(scope, pool, &steps, &progress);
-    loom_value_pool_destroy(pool);
-    LOOM_TRY(status);
-    if (steps >= 0) {
-        progress.steps = steps;
+    loom__optimizer_values values;
+    LOOM_TRY(loom__optimizer_values_read(scope, pool, &values));
+    LOOM_TRY(read_scaler(values.scaler, &progress));
+    LOOM_TRY(
+        read_integer(loom_value_get(scope->root, "megaloom"), "megaloom", "skipped_steps", &progress.skipped_steps));
+    if (values.steps >= 0) {
+        progress.steps = values.steps;
         loom__optimizer_set_progress(optimizer, &progress);
     }
     return load_schedule(optimizer, scope->root);
+}
+
+loom_status loom__load_optimizer(loom_optimizer *optimizer, const loom__load_scope *scope) {
+    loom_value_pool *pool = NULL;
+    LOOM_TRY(loom_value_pool_create(&pool));
+    loom_status status = load_all(optimizer, scope, pool);
+    loom_value_pool_destroy(pool);
+    return status;
 }

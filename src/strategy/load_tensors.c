@@ -1,10 +1,9 @@
 /* Tensors of a checkpoint into a module and its optimizer. What is missing is asked of the whole model, not of a rank's
  * part, so that every rank gives the same answer without a word between them. The invariant: each chunk that a rank
  * needs is read once, and held alone. */
-#include "checkpoint/written.h"
 #include "model/gpt.h"
 #include "optim/optim.h"
-#include "strategy/load.h"
+#include "strategy/stored.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -14,109 +13,21 @@ struct loom__load {
     const loom__gpt *gpt;
     const loom__optimizer_state *state; /* NULL: no optimizer */
     loom__sharded_options options;
-    loom__stored_tensor *tensors;
-    loom__stored_chunk **chunks; /* [count] */
-    int64_t *numbers;            /* [count] of the checkpoint's tensors */
-    int64_t count;
-    loom__written written;
-    loom__reshard_source *source;
+    loom__stored stored;
     bool masters; /* the checkpoint has them */
 };
-
-static loom_status copy_chunks(
-    loom__load *load, int64_t number, const char *key, const loom_checkpoint_tensor *tensor) {
-    loom__stored_chunk *chunks = calloc((size_t)tensor->chunk_count + 1, sizeof *chunks);
-    if (!chunks)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld chunks", (long long)tensor->chunk_count);
-    for (int64_t c = 0; c < tensor->chunk_count; c++)
-        for (int i = 0; i < tensor->dims; i++) {
-            chunks[c].offset[i] = tensor->chunks[c].offsets[i];
-            chunks[c].size[i] = tensor->chunks[c].sizes[i];
-        }
-    load->chunks[number] = chunks;
-    loom__stored_tensor *stored = &load->tensors[number];
-    *stored = (loom__stored_tensor){.key = key,
-        .dims = tensor->dims,
-        .original_dims = tensor->original_dims,
-        .chunk_count = tensor->chunk_count,
-        .chunks = chunks};
-    memcpy(stored->shape, tensor->shape, sizeof stored->shape);
-    memcpy(stored->original_shape, tensor->original_shape, sizeof stored->original_shape);
-    return LOOM_OK;
-}
-
-_Static_assert((int)LOOM_CHECKPOINT_MAX_DIMS == (int)LOOM__STORED_DIMS, "shapes are copied whole");
-
-static loom_status list_tensors(loom__load *load) {
-    const loom_checkpoint *checkpoint = load->scope.checkpoint;
-    int64_t count = loom_checkpoint_get_info(checkpoint)->tensors;
-    load->tensors = calloc((size_t)count + 1, sizeof *load->tensors);
-    load->chunks = calloc((size_t)count + 1, sizeof(loom__stored_chunk *));
-    load->numbers = calloc((size_t)count + 1, sizeof *load->numbers);
-    if (!load->tensors || !load->chunks || !load->numbers)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld tensors", (long long)count);
-    for (int64_t i = 0; i < count; i++) {
-        const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(checkpoint, i);
-        const char *key = loom__load_scope_key(&load->scope, tensor->name);
-        /* An optimizer that nobody asks for needs no layout by which its buckets are understood. */
-        if (!key || (!load->state && strncmp(key, "optimizer.", strlen("optimizer.")) == 0))
-            continue;
-        load->numbers[load->count] = i;
-        LOOM_TRY(copy_chunks(load, load->count++, key, tensor));
-    }
-    return LOOM_OK;
-}
 
 static int array_count(const loom__load *load) {
     return load->state ? LOOM__STATE_MOMENT + load->options.moments : LOOM__STATE_MASTER;
 }
 
-/* Every parameter of the model, whole. */
-static loom_status plan_whole(const loom__load *load, int array, loom__reshard_plan **plan) {
-    const loom__model_spec *spec = load->gpt->spec;
-    loom__reshard_want *wants = calloc((size_t)spec->count + 1, sizeof *wants);
-    if (!wants)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld parameters", (long long)spec->count);
-    for (int64_t i = 0; i < spec->count; i++) {
-        int64_t shape[2];
-        loom__parameter_local_shape(spec, &spec->parameters[i], 1, shape);
-        wants[i] = (loom__reshard_want){.array = array, .canonical = i, .count = shape[0] * shape[1]};
-    }
-    loom_status status = loom__reshard_plan_create(load->source, spec, 1, 0, wants, spec->count, plan);
-    free(wants);
-    return status;
-}
-
-/* As the checkpoint tells, or as its buckets look. */
-static loom_status find_layout(loom__load *load, bool *found) {
-    const loom_model_config *config = &load->gpt->spec->config;
-    loom__sharded_layout told;
-    loom_stage *stages = NULL;
-    bool tells = false;
-    if (!load->state) {
-        *found = false;
-        return LOOM_OK;
-    }
-    LOOM_TRY(loom__layout_read(load->scope.root, &told, &stages, &tells));
-    if (!tells)
-        return loom__written_find(config, load->tensors, load->count, &load->written, found);
-    loom_status status = loom__written_from(config, load->tensors, load->count, &told, &load->written);
-    free(stages);
-    *found = !status;
-    return status;
-}
-
 static loom_status sort_in(loom__load *load) {
-    bool found = false;
-    LOOM_TRY(list_tensors(load));
-    LOOM_TRY(find_layout(load, &found));
-    loom__stored_state stored = {
-        .tensors = load->tensors, .count = load->count, .layout = found ? &load->written.layout : NULL};
-    LOOM_TRY(loom__reshard_source_create(load->gpt->spec, &stored, &load->options, &load->source));
+    LOOM_TRY(loom__stored_list(&load->scope, !load->state, &load->stored));
+    LOOM_TRY(loom__stored_sort(&load->scope, load->gpt->spec, &load->options, &load->stored));
     if (!load->state)
         return LOOM_OK;
     loom__reshard_plan *plan = NULL;
-    LOOM_TRY(plan_whole(load, LOOM__STATE_MASTER, &plan));
+    LOOM_TRY(loom__stored_plan_whole(&load->stored, load->gpt->spec, LOOM__STATE_MASTER, &plan));
     load->masters = plan->missing_count < load->gpt->spec->count;
     loom__reshard_plan_destroy(plan);
     return LOOM_OK;
@@ -149,13 +60,7 @@ loom_status loom__load_create(
 void loom__load_destroy(loom__load *load) {
     if (!load)
         return;
-    loom__reshard_source_destroy(load->source);
-    loom__written_free(&load->written);
-    for (int64_t i = 0; load->chunks && i < load->count; i++)
-        free(load->chunks[i]);
-    free(load->chunks);
-    free(load->numbers);
-    free(load->tensors);
+    loom__stored_free(&load->stored);
     free(load);
 }
 
@@ -168,7 +73,7 @@ static loom_status list_missing(const loom__load *load, int array, loom_load_rep
     if (array != LOOM__STATE_WEIGHT)
         snprintf(prefix, sizeof prefix, "%soptimizer.state.%s.", load->scope.prefix,
             array == LOOM__STATE_MASTER ? "param" : load->options.moment[array - LOOM__STATE_MOMENT].name);
-    LOOM_TRY(plan_whole(load, array, &plan));
+    LOOM_TRY(loom__stored_plan_whole(&load->stored, load->gpt->spec, array, &plan));
     loom_status status = LOOM_OK;
     for (int64_t i = 0; i < plan->missing_count && !status; i++)
         status = loom__names_add(
@@ -181,7 +86,7 @@ static loom_status list_missing(const loom__load *load, int array, loom_load_rep
 static loom_status list_left(
     const loom__load *load, const int64_t *numbers, int64_t left, char ***names, int64_t *count) {
     for (int64_t i = 0; i < left; i++) {
-        const char *key = load->tensors[numbers[i]].key;
+        const char *key = load->stored.tensors[numbers[i]].key;
         if (!loom__is_extra_state(key))
             LOOM_TRY(loom__names_add(names, count, load->scope.prefix, key));
     }
@@ -189,7 +94,7 @@ static loom_status list_left(
 }
 
 loom_status loom__load_list(const loom__load *load, loom_load_report *report) {
-    loom__reshard_leftover left = loom__reshard_source_leftover(load->source);
+    loom__reshard_leftover left = loom__reshard_source_leftover(load->stored.source);
     for (int array = 0; array < array_count(load); array++)
         if (array != LOOM__STATE_MASTER || load->masters)
             LOOM_TRY(list_missing(load, array, report));
@@ -285,7 +190,7 @@ static void copy_box(const loom__box_copy *copy, const float *from, const sink *
 static loom_status read_chunk(const reading *r, const loom__reshard_plan *plan, int64_t *at) {
     const loom__reshard_copy *copy = &plan->copies[*at];
     const loom_checkpoint *checkpoint = r->load->scope.checkpoint;
-    const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(checkpoint, r->load->numbers[copy->tensor]);
+    const loom_checkpoint_tensor *tensor = loom__stored_tensor_of(&r->load->stored, copy->tensor);
     const loom_checkpoint_chunk *chunk = &tensor->chunks[copy->chunk];
     int64_t tensor_number = copy->tensor, chunk_number = copy->chunk;
     size_t elements = 1;
@@ -344,7 +249,7 @@ static loom_status read_wants(reading *r) {
     const loom__parameter_set *set = r->load->gpt->set;
     loom__reshard_plan *plan = NULL;
     LOOM_TRY(loom__reshard_plan_create(
-        r->load->source, r->load->gpt->spec, set->at.tp, set->at.tp_rank, r->wants, r->count, &plan));
+        r->load->stored.source, r->load->gpt->spec, set->at.tp, set->at.tp_rank, r->wants, r->count, &plan));
     loom_status status = LOOM_OK;
     for (int64_t at = 0; at < plan->count && !status;)
         status = read_chunk(r, plan, &at);

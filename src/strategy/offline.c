@@ -113,54 +113,10 @@ static loom_status rank_make(const loom__offline_save *save, int64_t number, ran
         layout, save->options, rank->part, rank->place.tp, rank->place.pp, rank->place.dp_cp, &rank->state);
 }
 
-static loom_status dtype_name(loom_value_pool *pool, loom_dtype dtype, loom_value **name) {
-    char text[32];
-    snprintf(text, sizeof text, "torch.%s", loom_dtype_torch_name(dtype));
-    return loom_value_name(pool, text, name);
-}
-
-/* [{(dtype of parameters, of gradients): [elements of its buckets]}, … a buffer]. */
-static loom_status numel_value(const writing *w, const loom__state_buckets *buckets, bool unpadded, loom_value **out) {
-    loom_value *list = NULL, *dict = NULL, *numbers = NULL;
-    LOOM_TRY(loom_value_list(w->pool, &list));
-    for (int64_t b = 0; b < buckets->count; b++) {
-        const loom__state_bucket *bucket = &buckets->buckets[b];
-        if (bucket->index == 0) {
-            loom_value *key = NULL, *of_parameters = NULL, *of_gradients = NULL;
-            LOOM_TRY(loom_value_dict(w->pool, &dict));
-            LOOM_TRY(loom_value_list(w->pool, &numbers));
-            LOOM_TRY(loom_value_tuple(w->pool, &key));
-            LOOM_TRY(dtype_name(w->pool, w->save->options->param_dtype, &of_parameters));
-            LOOM_TRY(dtype_name(w->pool, w->save->options->grad_dtype, &of_gradients));
-            LOOM_TRY(loom_value_append(w->pool, key, of_parameters));
-            LOOM_TRY(loom_value_append(w->pool, key, of_gradients));
-            LOOM_TRY(loom_value_set_pair(w->pool, dict, key, numbers));
-            LOOM_TRY(loom_value_append(w->pool, list, dict));
-        }
-        loom_value *number = NULL;
-        LOOM_TRY(loom_value_int(w->pool, unpadded ? bucket->unpadded : bucket->numel, &number));
-        LOOM_TRY(loom_value_append(w->pool, numbers, number));
-    }
-    *out = list;
-    return LOOM_OK;
-}
-
-static loom_status groups_value(loom_value_pool *pool, const loom_value *groups, loom_value **out) {
-    LOOM_TRY(loom_value_dict(pool, out));
-    return loom_value_set(pool, *out, "param_groups", groups);
-}
-
 static loom_status write_object(
     const writing *w, const rank_state *rank, const loom__state_entry *entry, loom__checkpoint_writer *to) {
-    loom_value *value = NULL, *list = NULL;
-    if (entry->object == LOOM__STATE_EXTRA)
-        LOOM_TRY(loom_value_none(w->pool, &value));
-    else if (entry->object == LOOM__STATE_OPTIMIZER)
-        LOOM_TRY(groups_value(w->pool, w->save->groups, &value));
-    else
-        LOOM_TRY(numel_value(w, rank->buckets, entry->object == LOOM__STATE_NUMEL_UNPADDED, &value));
-    LOOM_TRY(loom_value_list(w->pool, &list));
-    LOOM_TRY(loom_value_append(w->pool, list, value));
+    const loom_value *list = NULL;
+    LOOM_TRY(loom__object_value(w->pool, entry->object, w->save->options, rank->buckets, w->save->optimizer, &list));
     return loom__checkpoint_file_object(to, entry->key, list);
 }
 

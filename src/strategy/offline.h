@@ -4,6 +4,7 @@
 
 #include "checkpoint/reshard.h"
 #include "checkpoint/sharded.h"
+#include "strategy/load.h"
 #include <megaloom/checkpoint_tools.h>
 #include <megaloom/value.h>
 
@@ -28,10 +29,10 @@ typedef struct loom__offline_save {
     const char *path;
     const loom__offline_layout *layout;
     const loom__sharded_options *options;
-    const loom_value *groups; /* param_groups of the optimizer, or NULL */
-    const loom_value *common; /* DICT */
-    const char *context;      /* text of context/run.yaml */
-    const char *companions;   /* folder whose tokenizer files and config.json go along into context/, or NULL */
+    const loom__optimizer_values *optimizer; /* NULL: none */
+    const loom_value *common;                /* DICT */
+    const char *context;                     /* text of context/run.yaml */
+    const char *companions; /* folder whose tokenizer files and config.json go along into context/, or NULL */
     loom__offline_read read;
     void *read_context;
     const loom_tool_progress *progress; /* or NULL */
@@ -53,8 +54,9 @@ loom_status loom__tool_copy_config(const char *source, const char *folder);
 /* Sets `tensors` and `bytes` to what the checkpoint at `path` holds. */
 loom_status loom__tool_measure(const char *path, loom_tool_outcome *outcome);
 
-/* The common state `from` (or NULL) with this layout and the optimizer in this form; what else it has goes along. */
+/* The common state `from` (or NULL) with this layout and the optimizer, if any, in the form of the options; what else
+ * it has goes along. */
 loom_status loom__offline_common(loom_value_pool *pool, const loom_value *from, const loom__offline_layout *layout,
-    loom__optimizer_form form, const loom_value *groups, const loom_value **common);
+    const loom__sharded_options *options, const loom__optimizer_values *optimizer, const loom_value **common);
 
 #endif

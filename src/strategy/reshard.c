@@ -12,81 +12,57 @@
 
 /* ---- the common state */
 
-static loom_status set_text(loom_value_pool *pool, loom_value *dict, const char *key, const char *of) {
-    loom_value *value = NULL;
-    LOOM_TRY(loom_value_text(pool, of, &value));
-    return loom_value_set(pool, dict, key, value);
-}
-
-static loom_status set_bool(loom_value_pool *pool, loom_value *dict, const char *key, bool of) {
-    loom_value *value = NULL;
-    LOOM_TRY(loom_value_bool(pool, of, &value));
-    return loom_value_set(pool, dict, key, value);
-}
-
-static loom_status content_value(loom_value_pool *pool, loom__optimizer_form form, loom_value **out) {
-    const char *type = loom__optimizer_form_name(form);
-    LOOM_TRY(loom_value_dict(pool, out));
-    if (type)
-        LOOM_TRY(set_text(pool, *out, "distrib_optim_sharding_type", type));
-    LOOM_TRY(set_bool(pool, *out, "singleton_local_shards", false));
-    return set_bool(pool, *out, "chained_optim_avoid_prefix", true);
-}
-
-/* Entries of the old one that are of no form, the loss scaler, go along. */
-static loom_status optimizer_value(loom_value_pool *pool, const loom_value *old, loom__optimizer_form form,
-    const loom_value *groups, loom_value **out) {
-    const char *type = loom__optimizer_form_name(form);
-    loom_value *inner = NULL;
-    LOOM_TRY(loom_value_dict(pool, out));
-    if (type)
-        LOOM_TRY(set_text(pool, *out, "param_state_sharding_type", type));
-    if (form != LOOM__OPTIMIZER_DP_RESHARDABLE && groups) {
-        LOOM_TRY(loom_value_dict(pool, &inner));
-        LOOM_TRY(loom_value_set(pool, inner, "param_groups", groups));
-        LOOM_TRY(loom_value_set(pool, *out, "optimizer", inner));
-    }
+/* Entries of the old one that are of no form go along. */
+static loom_status optimizer_value(loom_value_pool *pool, const loom_value *old, const loom__sharded_options *options,
+    const loom__optimizer_values *values, loom_value **out) {
+    static const char *const known[] = {
+        "param_state_sharding_type", "optimizer", "param_groups", "state", "grad_scaler"};
+    LOOM_TRY(loom__optimizer_common_value(pool, options, values, out));
     if (old && old->kind == LOOM_VALUE_LIST && old->count > 0)
         old = old->items[0];
     for (int64_t i = 0; old && old->kind == LOOM_VALUE_DICT && i < old->count; i++) {
         const loom_value *key = old->items[2 * i];
-        if (!loom_value_is_text(key, "param_state_sharding_type") && !loom_value_is_text(key, "optimizer") &&
-            !loom_value_is_text(key, "param_groups"))
+        bool taken = false;
+        for (size_t k = 0; k < sizeof known / sizeof *known; k++)
+            taken = taken || loom_value_is_text(key, known[k]);
+        if (!taken)
             LOOM_TRY(loom_value_set_pair(pool, *out, key, old->items[2 * i + 1]));
     }
     return LOOM_OK;
 }
 
-static loom_status own_value(
-    loom_value_pool *pool, const loom_value *old, const loom__offline_layout *layout, loom_value **out) {
+static loom_status own_value(loom_value_pool *pool, const loom_value *old, const loom__offline_layout *layout,
+    bool has_optimizer, loom_value **out) {
     const loom_value *value = NULL;
     LOOM_TRY(loom_value_dict(pool, out));
     LOOM_TRY(loom__layout_value(pool, &layout->sharded, &value));
     LOOM_TRY(loom_value_set(pool, *out, "layout", value));
     for (int64_t i = 0; old && old->kind == LOOM_VALUE_DICT && i < old->count; i++)
-        if (!loom_value_is_text(old->items[2 * i], "layout"))
+        if (!loom_value_is_text(old->items[2 * i], "layout") &&
+            (has_optimizer || !loom_value_is_text(old->items[2 * i], "skipped_steps")))
             LOOM_TRY(loom_value_set_pair(pool, *out, old->items[2 * i], old->items[2 * i + 1]));
     return LOOM_OK;
 }
 
 loom_status loom__offline_common(loom_value_pool *pool, const loom_value *from, const loom__offline_layout *layout,
-    loom__optimizer_form form, const loom_value *groups, const loom_value **out) {
+    const loom__sharded_options *options, const loom__optimizer_values *values, const loom_value **out) {
     static const char *const remade[] = {"checkpoint_version", "content_metadata", "optimizer", "megaloom"};
     loom_value *common = NULL, *content = NULL, *optimizer = NULL, *own = NULL, *version = NULL;
-    bool has_optimizer = form != LOOM__OPTIMIZER_ABSENT;
-    const loom_value *schedule = loom_value_get(from, "opt_param_scheduler");
+    bool has_optimizer = options->form != LOOM__OPTIMIZER_ABSENT;
+    const loom__content_metadata metadata = {
+        .distrib_optim_sharding_type = loom__optimizer_form_name(options->form), .chained_optim_avoid_prefix = true};
     LOOM_TRY(loom_value_dict(pool, &common));
     LOOM_TRY(loom_value_float(pool, 3.0, &version)); /* Megatron-LM's, since 2020 */
     LOOM_TRY(loom_value_set(pool, common, "checkpoint_version", version));
-    LOOM_TRY(content_value(pool, form, &content));
+    LOOM_TRY(loom__content_value(pool, &metadata, &content));
     LOOM_TRY(loom_value_set(pool, common, "content_metadata", content));
     if (has_optimizer) {
-        LOOM_TRY(optimizer_value(pool, loom_value_get(from, "optimizer"), form, groups, &optimizer));
+        LOOM_TRY(optimizer_value(pool, loom_value_get(from, "optimizer"), options, values, &optimizer));
         LOOM_TRY(loom_value_set(pool, common, "optimizer", optimizer));
-        if (schedule)
-            LOOM_TRY(loom_value_set(pool, common, "opt_param_scheduler", schedule));
+        if (values->schedule)
+            LOOM_TRY(loom_value_set(pool, common, "opt_param_scheduler", values->schedule));
     }
-    LOOM_TRY(own_value(pool, loom_value_get(from, "megaloom"), layout, &own));
+    LOOM_TRY(own_value(pool, loom_value_get(from, "megaloom"), layout, has_optimizer, &own));
     LOOM_TRY(loom_value_set(pool, common, "megaloom", own));
     for (int64_t i = 0; from && from->kind == LOOM_VALUE_DICT && i < from->count; i++) {
         const loom_value *key = from->items[2 * i];
@@ -200,17 +176,25 @@ static loom_status choose_form(resharding *r) {
     static const char *const precisions[] = {[LOOM_F32] = "32", [LOOM_BF16] = "bf16-mixed", [LOOM_F16] = "16-mixed"};
     const loom__archive *archive = r->archive;
     loom__sharded_options *sharded = &r->sharded;
+    bool differs = loom__precision_dtype(&r->config->precision) != archive->param_dtype;
+    if (differs && is_given(r, "precision.precision"))
+        return loom_fail(LOOM_ERR_CONFIG,
+            "precision.precision: found %s, expected %s, as %s has its weights; megaloom checkpoint convert --dtype "
+            "and "
+            "a run that loads it change that",
+            r->config->precision.precision, precisions[archive->param_dtype], r->in);
     /* A context without a precision is that of another program. */
-    if (loom__precision_dtype(&r->config->precision) != archive->param_dtype)
+    if (differs)
         r->config->precision.precision = precisions[archive->param_dtype];
     *sharded = (loom__sharded_options){.prefix = "",
         .param_dtype = archive->param_dtype,
         .grad_dtype = r->config->precision.grad_reduce_in_fp32 ? LOOM_F32 : archive->param_dtype,
         .by_shard = true,
+        .scaler = archive->optimizer.scaler != NULL,
         .moments = archive->moments};
     memcpy(sharded->moment, archive->moment, sizeof sharded->moment);
     LOOM_TRY(form_of(r, &sharded->form));
-    if (sharded->form != LOOM__OPTIMIZER_ABSENT && !archive->groups)
+    if (sharded->form != LOOM__OPTIMIZER_ABSENT && !archive->optimizer.groups)
         return loom_fail(LOOM_ERR_FORMAT,
             "%s: has the state of an optimizer, but no param_groups of it: expected them in the common state or in "
             "optimizer.distributed.dp_group_idx_0.optimizer",
@@ -242,13 +226,13 @@ static loom_status write(resharding *r) {
     loom__archive *archive = r->archive;
     LOOM_TRY(loom__context_text(r->config, &r->context, &length));
     LOOM_TRY(loom__offline_common(archive->pool, loom_checkpoint_get_info(archive->checkpoint)->common, &r->layout,
-        r->sharded.form, archive->groups, &common));
+        &r->sharded, &archive->optimizer, &common));
     count_dropped(r);
     r->outcome.ranks = loom_layout_world_size(&r->layout.ranks);
     loom__offline_save save = {.path = r->out,
         .layout = &r->layout,
         .options = &r->sharded,
-        .groups = archive->groups,
+        .optimizer = &archive->optimizer,
         .common = common,
         .context = r->context,
         .companions = r->options->hf ? r->options->hf : loom_checkpoint_get_info(archive->checkpoint)->context,

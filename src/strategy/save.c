@@ -187,56 +187,12 @@ static loom_status write_tensor(saving *s, const loom__state_entry *entry) {
     return status;
 }
 
-static loom_status append_dtype(const saving *s, loom_value *list, loom_dtype dtype) {
-    loom_value *name = NULL;
-    LOOM_TRY(loom_value_name(s->pool, loom__state_dtype_name(dtype), &name));
-    return loom_value_append(s->pool, list, name);
-}
-
-/* [{(dtype of parameters, of gradients): [elements of its buckets]}, … a buffer]. */
-static loom_status numel_value(const saving *s, bool unpadded, loom_value **out) {
-    loom_value *list = NULL, *dict = NULL, *numbers = NULL;
-    LOOM_TRY(loom_value_list(s->pool, &list));
-    for (int64_t b = 0; b < s->buckets->count; b++) {
-        const loom__state_bucket *bucket = &s->buckets->buckets[b];
-        if (bucket->index == 0) {
-            loom_value *key = NULL;
-            LOOM_TRY(loom_value_dict(s->pool, &dict));
-            LOOM_TRY(loom_value_list(s->pool, &numbers));
-            LOOM_TRY(loom_value_tuple(s->pool, &key));
-            LOOM_TRY(append_dtype(s, key, s->options.param_dtype));
-            LOOM_TRY(append_dtype(s, key, s->options.grad_dtype));
-            LOOM_TRY(loom_value_set_pair(s->pool, dict, key, numbers));
-            LOOM_TRY(loom_value_append(s->pool, list, dict));
-        }
-        loom_value *number = NULL;
-        LOOM_TRY(loom_value_int(s->pool, unpadded ? bucket->unpadded : bucket->numel, &number));
-        LOOM_TRY(loom_value_append(s->pool, numbers, number));
-    }
-    *out = list;
-    return LOOM_OK;
-}
-
-static loom_status groups_value(const saving *s, loom_value **out) {
-    const loom_value *groups = NULL;
-    LOOM_TRY(loom_value_dict(s->pool, out));
-    LOOM_TRY(loom__optimizer_groups_value(s->pool, s->parts.optimizer, &groups));
-    return loom_value_set(s->pool, *out, "param_groups", groups);
-}
-
 static loom_status write_object(saving *s, const loom__state_entry *entry) {
-    loom_value *value = NULL, *list = NULL;
-    const loom_value *scaler = NULL;
-    if (entry->object == LOOM__STATE_EXTRA)
-        LOOM_TRY(loom_value_none(s->pool, &value));
-    else if (entry->object == LOOM__STATE_OPTIMIZER)
-        LOOM_TRY(groups_value(s, &value));
-    else if (entry->object == LOOM__STATE_SCALER)
-        LOOM_TRY(loom__optimizer_scaler_value(s->pool, s->parts.optimizer, &scaler));
-    else
-        LOOM_TRY(numel_value(s, entry->object == LOOM__STATE_NUMEL_UNPADDED, &value));
-    LOOM_TRY(loom_value_list(s->pool, &list));
-    LOOM_TRY(loom_value_append(s->pool, list, scaler ? scaler : value));
+    const loom_value *list = NULL;
+    loom__optimizer_values values = {0};
+    if (s->parts.optimizer)
+        LOOM_TRY(loom__optimizer_values_of(s->pool, s->parts.optimizer, &values));
+    LOOM_TRY(loom__object_value(s->pool, entry->object, &s->options, s->buckets, &values, &list));
     char name[LOOM__STATE_NAME_BYTES];
     return loom__checkpoint_file_object(s->writer, name_of(s, entry->key, name), list);
 }
@@ -301,12 +257,6 @@ static loom_status set_text(loom_value_pool *pool, loom_value *dict, const char 
     return loom_value_set(pool, dict, key, value);
 }
 
-static loom_status set_bool(loom_value_pool *pool, loom_value *dict, const char *key, bool of) {
-    loom_value *value = NULL;
-    LOOM_TRY(loom_value_bool(pool, of, &value));
-    return loom_value_set(pool, dict, key, value);
-}
-
 static loom_status add_content(const saving_all *s, loom_value *common) {
     const loom_megatron_strategy_config *config = &s->fabric->config;
     loom__content_metadata content = loom__sharded_state_dict_metadata(
@@ -314,11 +264,7 @@ static loom_status add_content(const saving_all *s, loom_value *common) {
     loom_value *dict = NULL, *version = NULL;
     LOOM_TRY(loom_value_float(s->pool, 3.0, &version)); /* Megatron-LM's, since 2020 */
     LOOM_TRY(loom_value_set(s->pool, common, "checkpoint_version", version));
-    LOOM_TRY(loom_value_dict(s->pool, &dict));
-    if (content.distrib_optim_sharding_type)
-        LOOM_TRY(set_text(s->pool, dict, "distrib_optim_sharding_type", content.distrib_optim_sharding_type));
-    LOOM_TRY(set_bool(s->pool, dict, "singleton_local_shards", content.singleton_local_shards));
-    LOOM_TRY(set_bool(s->pool, dict, "chained_optim_avoid_prefix", content.chained_optim_avoid_prefix));
+    LOOM_TRY(loom__content_value(s->pool, &content, &dict));
     return loom_value_set(s->pool, common, "content_metadata", dict);
 }
 
@@ -353,34 +299,16 @@ static loom_status filtered(loom_value_pool *pool, const loom_state_filter *filt
 }
 
 static loom_status add_optimizer(const saving *s, loom_value *common) {
-    const loom_optimizer *optimizer = s->parts.optimizer;
-    const loom_value *schedule = NULL, *scaler = NULL, *state = NULL;
-    loom_value *dict = NULL, *groups = NULL;
-    bool whole = s->options.form == LOOM__OPTIMIZER_WHOLE;
-    if (!optimizer)
+    loom__optimizer_values values;
+    loom_value *dict = NULL;
+    if (!s->parts.optimizer)
         return LOOM_OK;
-    LOOM_TRY(loom_value_dict(s->pool, &dict));
-    if (!whole && s->entries)
-        LOOM_TRY(set_text(s->pool, dict, "param_state_sharding_type", loom__optimizer_form_name(s->options.form)));
-    if (s->options.form != LOOM__OPTIMIZER_DP_RESHARDABLE)
-        LOOM_TRY(groups_value(s, &groups));
-    if (whole) {
-        LOOM_TRY(loom__optimizer_step_value(s->pool, optimizer, &state));
-        LOOM_TRY(loom_value_set(s->pool, groups, "state", state));
-    }
-    /* There Megatron-Core's optimizer is PyTorch's own, where it has no masters; else it wraps it. */
-    if (whole && s->options.param_dtype == LOOM_F32)
-        dict = groups;
-    else if (groups)
-        LOOM_TRY(loom_value_set(s->pool, dict, "optimizer", groups));
-    LOOM_TRY(loom__optimizer_scaler_value(s->pool, optimizer, &scaler));
-    if (scaler && s->options.form != LOOM__OPTIMIZER_DP_RESHARDABLE)
-        LOOM_TRY(loom_value_set(s->pool, dict, "grad_scaler", scaler));
+    LOOM_TRY(loom__optimizer_values_of(s->pool, s->parts.optimizer, &values));
+    LOOM_TRY(loom__optimizer_common_value(s->pool, &s->options, &values, &dict));
     const loom_value *kept = dict;
     LOOM_TRY(filtered(s->pool, s->filters, s->filter_count, s->parts.optimizer_key, &kept));
     LOOM_TRY(loom_value_set(s->pool, common, "optimizer", kept));
-    LOOM_TRY(loom__optimizer_schedule_value(s->pool, optimizer, &schedule));
-    return loom_value_set(s->pool, common, "opt_param_scheduler", schedule);
+    return loom_value_set(s->pool, common, "opt_param_scheduler", values.schedule);
 }
 
 /* What only we read of a module: *dict. */

@@ -154,8 +154,7 @@ static loom_status group_value(loom_value_pool *pool, const loom_optimizer *opti
     return LOOM_OK;
 }
 
-loom_status loom__optimizer_groups_value(
-    loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **out) {
+static loom_status groups_value(loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **out) {
     loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS];
     loom_lr_state schedule = loom_optimizer_lr_state(optimizer);
     loom_value *list = NULL;
@@ -172,19 +171,7 @@ loom_status loom__optimizer_groups_value(
     return LOOM_OK;
 }
 
-loom_status loom__optimizer_step_value(loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **out) {
-    const float steps = (float)loom__optimizer_progress_of(optimizer).steps;
-    loom_value *dict = NULL, *tensor = NULL;
-    LOOM_TRY(loom_value_dict(pool, &dict));
-    *out = dict;
-    if (!(steps > 0))
-        return LOOM_OK;
-    LOOM_TRY(loom_value_tensor_copy(pool, LOOM_F32, 0, NULL, &steps, &tensor));
-    return loom_value_set(pool, dict, "common_step", tensor);
-}
-
-loom_status loom__optimizer_schedule_value(
-    loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **out) {
+static loom_status schedule_value(loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **out) {
     loom_lr_state state = loom_optimizer_lr_state(optimizer);
     loom_value *dict = NULL;
     LOOM_TRY(loom_value_dict(pool, &dict));
@@ -202,8 +189,7 @@ loom_status loom__optimizer_schedule_value(
     return LOOM_OK;
 }
 
-loom_status loom__optimizer_scaler_value(
-    loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **out) {
+static loom_status scaler_value(loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **out) {
     loom__optimizer_progress progress = loom__optimizer_progress_of(optimizer);
     loom_value *dict = NULL;
     *out = NULL;
@@ -221,4 +207,14 @@ loom_status loom__optimizer_scaler_value(
     LOOM_TRY(loom_value_set(pool, dict, "scale", tensor));
     LOOM_TRY(set_int(pool, dict, "growth_tracker", progress.growth_tracker));
     return set_int(pool, dict, "hysteresis_tracker", progress.hysteresis_tracker);
+}
+
+loom_status loom__optimizer_values_of(
+    loom_value_pool *pool, const loom_optimizer *optimizer, loom__optimizer_values *out) {
+    loom__optimizer_values values = {.steps = loom__optimizer_progress_of(optimizer).steps};
+    LOOM_TRY(groups_value(pool, optimizer, &values.groups));
+    LOOM_TRY(scaler_value(pool, optimizer, &values.scaler));
+    LOOM_TRY(schedule_value(pool, optimizer, &values.schedule));
+    *out = values;
+    return LOOM_OK;
 }

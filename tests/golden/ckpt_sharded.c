@@ -48,7 +48,8 @@ static bool read_case(ckpt_case *of) {
     loom_model_config config;
     bool built = golden_read_config(name, folder, &config);
     free(folder);
-    if (!built)
+    /* Checkpoints of experts are not. */
+    if (!built || config.moe.num_moe_experts > 0)
         return false;
     of->layout = (loom__sharded_layout){.tp = golden_int(layout, "tp", 1),
         .pp = golden_int(layout, "pp", 1),

@@ -11,12 +11,19 @@ enum { SEQUENCE = 8, VOCABULARY = 19, GLOBAL = 12, BEFORE = 2, PATH = 512 };
 
 typedef struct place {
     int tp, pp, vpp, dp;
-    bool sharded;
+    bool sharded, fully; /* fully: strategy.dist_ckpt_optim_fully_reshardable */
 } place;
+
+typedef struct kind {
+    bool tied;             /* GPT-2 with a third moment; else Llama */
+    const char *precision; /* NULL: 32 */
+    double loss_scale;     /* of 16-mixed; 0: a dynamic one */
+    bool narrow;           /* gradients are reduced in 16 bits */
+} kind;
 
 typedef struct job {
     place at;
-    bool tied;
+    kind of;
     const char *load, *save;
 } job;
 
@@ -42,9 +49,27 @@ typedef struct run {
     loom_batches *batches;
 } run;
 
+/* A run that loads begins with another scale, so that what is not loaded shows. */
+static loom_precision_config precision_of(const job *j) {
+    loom_precision_config config = loom_precision_config_default();
+    if (j->of.precision)
+        config.precision = j->of.precision;
+    config.grad_reduce_in_fp32 = !j->of.narrow;
+    if (!j->of.precision || strcmp(j->of.precision, "16-mixed") != 0)
+        return config;
+    config.loss_scale = j->of.loss_scale;
+    if (config.loss_scale > 0)
+        return config;
+    config.initial_loss_scale = j->load ? 4 : 1024;
+    config.loss_scale_window = BEFORE + 1;
+    config.hysteresis = j->load ? 2 : 3;
+    return config;
+}
+
 static loom_status start(loom_rank *rank, const job *j, run *r) {
     loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
-    loom_model_config model = model_config(j->tied);
+    loom_model_config model = model_config(j->of.tied);
+    loom_precision_config precision = precision_of(j);
     loom_optimizer_config optim = loom_optimizer_config_default();
     loom_optimizer_setup setup = {.schedule = loom_lr_config_default(), .steps = 9};
     loom_module *module;
@@ -54,8 +79,10 @@ static loom_status start(loom_rank *rank, const job *j, run *r) {
     config.ddp_config.use_distributed_optimizer = config.ddp_config.overlap_grad_reduce = j->at.sharded;
     config.ddp_config.bucket_size = j->at.sharded ? 1500 : 0;
     optim.lr = 0.01;
-    optim.amsgrad = j->tied;
-    LOOM_TRY(loom_fabric_create(rank, &config, NULL, &r->fabric));
+    optim.amsgrad = j->of.tied;
+    config.dist_ckpt_optim_fully_reshardable = j->at.fully;
+    LOOM_TRY(loom_fabric_create(rank, &config, &precision, &r->fabric));
+    loom_fabric_seed_everything(r->fabric, j->load ? 2 : 1);
     LOOM_TRY(loom_fabric_launch(r->fabric));
     LOOM_TRY(loom_gpt_create(r->fabric, &model, &module));
     LOOM_TRY(loom_fabric_setup_module(r->fabric, module, &r->parallel));
@@ -104,8 +131,8 @@ static loom_status rank_body(loom_rank *rank, void *argument) {
     return status;
 }
 
-static void run_job(const place *at, bool tied, const char *load, const char *save) {
-    job j = {.at = *at, .tied = tied, .load = load, .save = save};
+static void run_job(const place *at, const kind *of, const char *load, const char *save) {
+    job j = {.at = *at, .of = *of, .load = load, .save = save};
     must_run(at->tp * at->pp * at->dp, rank_body, &j);
 }
 
@@ -115,7 +142,7 @@ static void must(loom_status status, const char *what) {
 }
 
 static void reshard(const char *in, const char *out, const place *at, const char *form, const char *what) {
-    enum { TEXTS = 7 };
+    enum { TEXTS = 8 };
     char texts[TEXTS][96];
     const char *overrides[TEXTS];
     loom_reshard_options options = {.optimizer_form = form};
@@ -128,6 +155,7 @@ static void reshard(const char *in, const char *out, const place *at, const char
     snprintf(texts[4], sizeof texts[4], "strategy.ddp.overlap_grad_reduce=%s", sharded);
     snprintf(texts[5], sizeof texts[5], "strategy.ddp.bucket_size=%s", at->sharded ? "1500" : "null");
     snprintf(texts[6], sizeof texts[6], "ranks=%d", at->tp * at->pp * at->dp);
+    snprintf(texts[7], sizeof texts[7], "strategy.dist_ckpt_optim_fully_reshardable=%s", at->fully ? "true" : "false");
     for (int i = 0; i < TEXTS; i++)
         overrides[i] = texts[i];
     must(loom_checkpoint_reshard(in, out, overrides, TEXTS, &options, &outcome), what);
@@ -233,20 +261,25 @@ static void folder(char path[PATH], const char *name) {
     clear(path);
 }
 
-static const place places[] = {{1, 1, 0, 1, false}, {2, 1, 0, 1, true}, {1, 2, 0, 1, true}, {2, 2, 0, 1, false},
-    {2, 1, 0, 2, true}, {1, 2, 2, 1, true}, {1, 1, 0, 3, true}};
+static const place places[] = {{1, 1, 0, 1, false, false}, {2, 1, 0, 1, true, false}, {1, 2, 0, 1, true, false},
+    {2, 2, 0, 1, false, false}, {2, 1, 0, 2, true, false}, {1, 2, 2, 1, true, false}, {1, 1, 0, 3, true, false},
+    {2, 1, 0, 2, true, true}};
 enum { PLACES = sizeof places / sizeof *places };
 
-static void all_pairs(bool tied) {
+/* From every layout, or from one of each form, to all. */
+static void all_pairs(const kind *of, bool from_all) {
     char first[PATH], second[PATH], third[PATH], what[128];
     folder(first, "first");
     folder(second, "second");
     folder(third, "third");
-    for (int a = 0; a < PLACES; a += tied ? 3 : 1) {
-        run_job(&places[a], tied, NULL, first);
+    for (int a = 0; a < PLACES; a++) {
+        if (!from_all && a != 3 && a != 6 && a != 7)
+            continue;
+        run_job(&places[a], of, NULL, first);
         for (int b = 0; b < PLACES; b++) {
-            snprintf(what, sizeof what, "layout %d to %d%s", a, b, tied ? ", tied" : "");
-            run_job(&places[b], tied, first, second);
+            snprintf(what, sizeof what, "layout %d to %d, %s, %s%s", a, b, of->tied ? "tied" : "untied",
+                of->precision ? of->precision : "32", of->narrow ? ", gradients too" : "");
+            run_job(&places[b], of, first, second);
             reshard(first, third, &places[b], NULL, what);
             same_checkpoint(second, third, what);
             clear(third);
@@ -258,29 +291,41 @@ static void all_pairs(bool tied) {
 
 static void a_resharded_checkpoint_is_what_a_run_would_have_written(void **state) {
     (void)state;
-    all_pairs(false);
+    all_pairs(&(kind){0}, true);
 }
 
 static void tied_embeddings_and_a_third_moment_too(void **state) {
     (void)state;
-    all_pairs(true);
+    all_pairs(&(kind){.tied = true}, false);
+}
+
+static void weights_of_16_bits_keep_their_masters_and_the_loss_scale(void **state) {
+    static const kind kinds[] = {{.precision = "bf16-mixed"}, {.precision = "16-mixed", .tied = true},
+        {.precision = "bf16-mixed", .narrow = true}, {.precision = "16-mixed", .loss_scale = 512}};
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        all_pairs(&kinds[i], false);
 }
 
 /* Through another form of the optimizer nothing is lost. */
 static void every_form_of_the_optimizer_leads_back(void **state) {
     static const char *const forms[] = {"fully_reshardable", "whole", "dp_reshardable"};
-    char first[PATH], second[PATH], third[PATH];
+    static const kind kinds[] = {{0}, {.precision = "bf16-mixed"}, {.precision = "16-mixed"}};
+    char first[PATH], second[PATH], third[PATH], what[128];
     (void)state;
     folder(first, "first");
     folder(second, "second");
     folder(third, "third");
-    run_job(&places[4], false, NULL, first);
-    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-        reshard(first, second, &places[2], forms[i], forms[i]);
-        reshard(second, third, &places[4], NULL, forms[i]);
-        same_checkpoint(first, third, forms[i]);
-        clear(second);
-        clear(third);
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        run_job(&places[4], &kinds[k], NULL, first);
+        for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+            snprintf(what, sizeof what, "%s, %s", forms[i], kinds[k].precision ? kinds[k].precision : "32");
+            reshard(first, second, &places[2], forms[i], what);
+            reshard(second, third, &places[4], NULL, what);
+            same_checkpoint(first, third, what);
+            clear(second);
+            clear(third);
+        }
     }
     clear(first);
 }
@@ -289,6 +334,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_resharded_checkpoint_is_what_a_run_would_have_written),
         cmocka_unit_test(tied_embeddings_and_a_third_moment_too),
+        cmocka_unit_test(weights_of_16_bits_keep_their_masters_and_the_loss_scale),
         cmocka_unit_test(every_form_of_the_optimizer_leads_back),
     };
     return cmocka_run_group_tests_name("parallel.reshard_offline", tests, NULL, NULL);

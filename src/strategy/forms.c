@@ -1,0 +1,117 @@
+/* Where a checkpoint has what it says beside its tensors: among the common state or in objects, as the form of the
+ * optimizer asks for. The invariant: a run that saves and a tool that rewrites a checkpoint both come here, so that the
+ * same values lie at the same place in both. */
+#include "strategy/load.h"
+
+static loom_status set_text(loom_value_pool *pool, loom_value *dict, const char *key, const char *of) {
+    loom_value *value = NULL;
+    LOOM_TRY(loom_value_text(pool, of, &value));
+    return loom_value_set(pool, dict, key, value);
+}
+
+static loom_status set_bool(loom_value_pool *pool, loom_value *dict, const char *key, bool of) {
+    loom_value *value = NULL;
+    LOOM_TRY(loom_value_bool(pool, of, &value));
+    return loom_value_set(pool, dict, key, value);
+}
+
+loom_status loom__content_value(loom_value_pool *pool, const loom__content_metadata *content, loom_value **out) {
+    LOOM_TRY(loom_value_dict(pool, out));
+    if (content->distrib_optim_sharding_type)
+        LOOM_TRY(set_text(pool, *out, "distrib_optim_sharding_type", content->distrib_optim_sharding_type));
+    LOOM_TRY(set_bool(pool, *out, "singleton_local_shards", content->singleton_local_shards));
+    return set_bool(pool, *out, "chained_optim_avoid_prefix", content->chained_optim_avoid_prefix);
+}
+
+static loom_status groups_value(loom_value_pool *pool, const loom__optimizer_values *values, loom_value **out) {
+    LOOM_TRY(loom_value_dict(pool, out));
+    return loom_value_set(pool, *out, "param_groups", values->groups);
+}
+
+/* What PyTorch's optimizer keeps beside its tensors: nothing before the first update. */
+static loom_status state_value(loom_value_pool *pool, int64_t updates, loom_value **out) {
+    const float steps = (float)updates;
+    loom_value *tensor = NULL;
+    LOOM_TRY(loom_value_dict(pool, out));
+    if (!(steps > 0))
+        return LOOM_OK;
+    LOOM_TRY(loom_value_tensor_copy(pool, LOOM_F32, 0, NULL, &steps, &tensor));
+    return loom_value_set(pool, *out, "common_step", tensor);
+}
+
+loom_status loom__optimizer_common_value(loom_value_pool *pool, const loom__sharded_options *options,
+    const loom__optimizer_values *values, loom_value **out) {
+    const char *type = loom__optimizer_form_name(options->form);
+    bool whole = options->form == LOOM__OPTIMIZER_WHOLE;
+    loom_value *groups = NULL, *state = NULL;
+    LOOM_TRY(loom_value_dict(pool, out));
+    if (type)
+        LOOM_TRY(set_text(pool, *out, "param_state_sharding_type", type));
+    if (options->form == LOOM__OPTIMIZER_DP_RESHARDABLE)
+        return LOOM_OK;
+    LOOM_TRY(groups_value(pool, values, &groups));
+    if (whole) {
+        LOOM_TRY(state_value(pool, values->steps, &state));
+        LOOM_TRY(loom_value_set(pool, groups, "state", state));
+    }
+    /* There Megatron-Core's optimizer is PyTorch's own, where it has no masters; else it wraps it. */
+    if (whole && options->param_dtype == LOOM_F32)
+        *out = groups;
+    else
+        LOOM_TRY(loom_value_set(pool, *out, "optimizer", groups));
+    return values->scaler ? loom_value_set(pool, *out, "grad_scaler", values->scaler) : LOOM_OK;
+}
+
+static loom_status append_dtype(loom_value_pool *pool, loom_value *list, loom_dtype dtype) {
+    loom_value *name = NULL;
+    LOOM_TRY(loom_value_name(pool, loom__state_dtype_name(dtype), &name));
+    return loom_value_append(pool, list, name);
+}
+
+/* [{(dtype of parameters, of gradients): [elements of its buckets]}, … a buffer]. */
+static loom_status numel_value(loom_value_pool *pool, const loom__sharded_options *options,
+    const loom__state_buckets *buckets, bool unpadded, loom_value **out) {
+    loom_value *list = NULL, *dict = NULL, *numbers = NULL;
+    LOOM_TRY(loom_value_list(pool, &list));
+    for (int64_t b = 0; b < buckets->count; b++) {
+        const loom__state_bucket *bucket = &buckets->buckets[b];
+        if (bucket->index == 0) {
+            loom_value *key = NULL;
+            LOOM_TRY(loom_value_dict(pool, &dict));
+            LOOM_TRY(loom_value_list(pool, &numbers));
+            LOOM_TRY(loom_value_tuple(pool, &key));
+            LOOM_TRY(append_dtype(pool, key, options->param_dtype));
+            LOOM_TRY(append_dtype(pool, key, options->grad_dtype));
+            LOOM_TRY(loom_value_set_pair(pool, dict, key, numbers));
+            LOOM_TRY(loom_value_append(pool, list, dict));
+        }
+        loom_value *number = NULL;
+        LOOM_TRY(loom_value_int(pool, unpadded ? bucket->unpadded : bucket->numel, &number));
+        LOOM_TRY(loom_value_append(pool, numbers, number));
+    }
+    *out = list;
+    return LOOM_OK;
+}
+
+loom_status loom__object_value(loom_value_pool *pool, loom__state_object object, const loom__sharded_options *options,
+    const loom__state_buckets *buckets, const loom__optimizer_values *values, const loom_value **out) {
+    loom_value *made = NULL, *list = NULL;
+    LOOM_TRY(loom_value_list(pool, &list));
+    switch (object) {
+    case LOOM__STATE_EXTRA:
+        LOOM_TRY(loom_value_none(pool, &made));
+        break;
+    case LOOM__STATE_OPTIMIZER:
+        LOOM_TRY(groups_value(pool, values, &made));
+        break;
+    case LOOM__STATE_NUMEL:
+    case LOOM__STATE_NUMEL_UNPADDED:
+        LOOM_TRY(numel_value(pool, options, buckets, object == LOOM__STATE_NUMEL_UNPADDED, &made));
+        break;
+    default:
+        break;
+    }
+    LOOM_TRY(loom_value_append(pool, list, object == LOOM__STATE_SCALER ? values->scaler : made));
+    *out = list;
+    return LOOM_OK;
+}
