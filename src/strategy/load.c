@@ -1,6 +1,7 @@
 /* Loading a state, as the strategy does it: first every rank finds out, alone, whether what was asked for is there;
  * they agree; only then anything is changed. The invariant: an error of a strict load leaves the state as it was. */
 #include "strategy/load.h"
+#include <megaloom/checkpoint_io.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -72,7 +73,7 @@ static loom_status open_all(loading *l, const char *path) {
     if (!sources)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the load of a checkpoint");
     LOOM_TRY(loom_value_pool_create(&sources->pool));
-    LOOM_TRY(loom_checkpoint_open(path, &sources->checkpoint));
+    LOOM_TRY(loom_checkpoint_io_load(loom_fabric_checkpoint_io(l->fabric), path, &sources->checkpoint));
     const loom_checkpoint_info *info = loom_checkpoint_get_info(sources->checkpoint);
     l->report.iteration = info->iteration;
     if (l->parts.module) {
@@ -139,7 +140,8 @@ static loom_status read_tensors(loading *l, bool *masters) {
 
 static loom_status load_all(loading *l, const char *path, bool strict) {
     loom_comm *world = loom_rank_world(l->fabric->rank);
-    bool masters;
+    bool masters, pending;
+    LOOM_TRY(loom_fabric_finalize_saves(l->fabric, true, &pending));
     LOOM_TRY(loom_agree(world, prepare(l, path, strict)));
     if (l->parts.module && l->parts.module->ddp)
         LOOM_TRY(loom__ddp_wait_parameters(l->parts.module->ddp));

@@ -1,10 +1,11 @@
-/* Saving a state. Every rank writes one file with what it alone stands for and tells rank 0 what is in it; rank 0 makes
- * the checkpoint of that. The invariant: nothing is renamed before all ranks have said that their file is on the disk,
- * so that a failed rank leaves what was there. */
-#include "checkpoint/writer.h"
+/* Saving a state: every rank lists the chunks and objects that it holds, also those that others hold as well, and hands
+ * the list to the checkpoint I/O. The invariant: each chunk has one main holder among the ranks, and a chunk's bytes are
+ * the same on all that hold it. */
 #include "model/gpt.h"
 #include "optim/optim.h"
 #include "strategy/load.h"
+#include "strategy/save.h"
+#include <megaloom/checkpoint_io.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -26,8 +27,9 @@ typedef struct saving {
     loom__state_buckets *buckets; /* NULL without the distributed optimizer */
     loom__sharded_state *entries; /* of this rank; NULL without a module */
     loom_value_pool *pool;
-    loom__checkpoint_writer *writer;
-    loom__checkpoint_description description;
+    loom_checkpoint_shard *shards;
+    loom_checkpoint_value *objects;
+    loom_checkpoint_content content;
 } saving;
 
 static bool keeps(const saving *s, const char *key, const char *name) {
@@ -62,7 +64,7 @@ static loom_status check_keys(saving *s) {
     return LOOM_OK;
 }
 
-/* ---- what this rank writes */
+/* ---- what this rank holds */
 
 static loom_status shard_state(saving *s) {
     const loom_parallel *parallel = s->parts.module;
@@ -88,12 +90,10 @@ static loom_status shard_state(saving *s) {
         &s->layout, &s->options, gpt->part, gpt->set->tp_rank, parallel->stage, place, &s->entries);
 }
 
-/* Members of other instances of the distributed optimizer, and all but the first member without it, hold what others
- * write. */
-static bool writes(const saving *s, const loom__state_entry *entry) {
+static bool is_kept(const saving *s, const loom__state_entry *entry) {
     const char *key =
         entry->array == LOOM__STATE_WEIGHT && entry->object <= LOOM__STATE_EXTRA ? s->module_key : s->optimizer_key;
-    return loom__state_entry_is_main(entry) && keeps(s, key, entry->key);
+    return keeps(s, key, entry->key);
 }
 
 static loom_status no_data(const loom__state_entry *entry, const char *name) {
@@ -120,20 +120,19 @@ static loom_status data_of(const saving *s, const loom__state_entry *entry, cons
     return LOOM_OK;
 }
 
-static loom_status write_tensor(saving *s, const loom__state_entry *entry) {
-    const void *data = NULL;
-    void *gap = NULL;
-    if (entry->entry < 0) {
-        data = gap = calloc((size_t)entry->count, loom_dtype_size(entry->dtype));
-        if (!gap)
-            return loom_fail(LOOM_ERR_MEMORY, "out of memory for a gap of %lld elements", (long long)entry->count);
-    } else {
-        LOOM_TRY(data_of(s, entry, &data));
-    }
-    loom_status status = loom__checkpoint_file_tensor(
-        s->writer, entry->key, entry->dtype, entry->dims, entry->shape, entry->offset, entry->size, data);
-    free(gap);
-    return status;
+_Static_assert((int)LOOM__STATE_DIMS <= (int)LOOM_CHECKPOINT_MAX_DIMS, "shapes are copied whole");
+
+static loom_status list_tensor(saving *s, const loom__state_entry *entry) {
+    loom_checkpoint_shard *shard = &s->shards[s->content.shard_count];
+    *shard = (loom_checkpoint_shard){
+        .key = entry->key, .main = loom__state_entry_is_main(entry), .dtype = entry->dtype, .dims = entry->dims};
+    memcpy(shard->shape, entry->shape, sizeof entry->shape);
+    memcpy(shard->offsets, entry->offset, sizeof entry->offset);
+    memcpy(shard->sizes, entry->size, sizeof entry->size);
+    if (entry->entry >= 0)
+        LOOM_TRY(data_of(s, entry, &shard->data));
+    s->content.shard_count++;
+    return LOOM_OK;
 }
 
 /* [{(torch.float32, torch.float32): [elements of its buckets]}, … a buffer]. */
@@ -168,7 +167,7 @@ static loom_status groups_value(const saving *s, loom_value **out) {
     return loom_value_set(s->pool, *out, "param_groups", groups);
 }
 
-static loom_status write_object(saving *s, const loom__state_entry *entry) {
+static loom_status list_object(saving *s, const loom__state_entry *entry) {
     loom_value *value = NULL, *list = NULL;
     if (entry->object == LOOM__STATE_EXTRA)
         LOOM_TRY(loom_value_none(s->pool, &value));
@@ -178,23 +177,26 @@ static loom_status write_object(saving *s, const loom__state_entry *entry) {
         LOOM_TRY(numel_value(s, entry->object == LOOM__STATE_NUMEL_UNPADDED, &value));
     LOOM_TRY(loom_value_list(s->pool, &list));
     LOOM_TRY(loom_value_append(s->pool, list, value));
-    return loom__checkpoint_file_object(s->writer, entry->key, list);
+    s->objects[s->content.object_count++] = (loom_checkpoint_value){entry->key, list};
+    return LOOM_OK;
 }
 
-static loom_status write_file(saving *s) {
-    int64_t count = 0;
-    for (int64_t i = 0; s->entries && i < s->entries->count; i++)
-        count += writes(s, &s->entries->entries[i]);
-    if (count == 0)
-        return LOOM_OK;
-    LOOM_TRY(loom__checkpoint_file_create(s->path, loom_rank_index(s->fabric->rank), 0, &s->writer));
-    for (int64_t i = 0; i < s->entries->count; i++)
-        if (writes(s, &s->entries->entries[i]) && s->entries->entries[i].object)
-            LOOM_TRY(write_object(s, &s->entries->entries[i]));
-    for (int64_t i = 0; i < s->entries->count; i++)
-        if (writes(s, &s->entries->entries[i]) && !s->entries->entries[i].object)
-            LOOM_TRY(write_tensor(s, &s->entries->entries[i]));
-    return loom__checkpoint_file_finish(s->writer, &s->description);
+static loom_status list_content(saving *s) {
+    size_t room = s->entries ? (size_t)s->entries->count + 1 : 1;
+    s->content.shards = s->shards = calloc(room, sizeof *s->shards);
+    s->content.objects = s->objects = calloc(room, sizeof *s->objects);
+    if (!s->shards || !s->objects)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the list of %zu chunks", room);
+    for (int64_t i = 0; s->entries && i < s->entries->count; i++) {
+        const loom__state_entry *entry = &s->entries->entries[i];
+        if (!is_kept(s, entry))
+            continue;
+        if (!entry->object)
+            LOOM_TRY(list_tensor(s, entry));
+        else if (loom__state_entry_is_main(entry))
+            LOOM_TRY(list_object(s, entry));
+    }
+    return LOOM_OK;
 }
 
 /* ---- the common state */
@@ -297,66 +299,19 @@ static loom_status make_common(const saving *s, loom_value **common) {
 
 /* ---- together */
 
-static loom_status commit(const saving *s, const char *all, const int64_t *bytes, int64_t most, int ranks) {
-    loom__checkpoint_description *descriptions = calloc((size_t)ranks, sizeof *descriptions);
-    loom_value *common = NULL;
-    int64_t count = 0;
-    if (!descriptions)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the descriptions of %d files", ranks);
-    for (int i = 0; i < ranks; i++)
-        if (bytes[i] > 0)
-            descriptions[count++] = (loom__checkpoint_description){(char *)all + i * most, (size_t)bytes[i]};
-    loom_status status = make_common(s, &common);
-    if (!status)
-        status = loom__checkpoint_commit(s->path, descriptions, count, common);
-    free(descriptions);
-    return status;
-}
-
-/* What every rank's file holds, on rank 0. */
-static loom_status gather(const saving *s, const int64_t *bytes, int64_t most, char *all) {
-    loom_comm *world = loom_rank_world(s->fabric->rank);
-    char *mine = calloc((size_t)most + 1, 1);
-    loom_status status =
-        all && mine ? LOOM_OK
-                    : loom_fail(LOOM_ERR_MEMORY,
-                          "out of memory for the descriptions of a checkpoint (%lld bytes a rank)", (long long)most);
-    status = loom_agree(world, status);
-    if (!status) {
-        if (s->description.bytes > 0)
-            memcpy(mine, s->description.data, s->description.bytes);
-        status = loom_all_gather(world, mine, all, most, LOOM_U8);
-    }
-    free(mine);
-    LOOM_TRY(status);
-    bool first = loom_rank_index(s->fabric->rank) == 0;
-    return loom_agree(world, first ? commit(s, all, bytes, most, loom_comm_size(world)) : LOOM_OK);
-}
-
-static loom_status finish(const saving *s) {
-    loom_comm *world = loom_rank_world(s->fabric->rank);
-    int ranks = loom_comm_size(world);
-    int64_t mine = (int64_t)s->description.bytes, most = 0;
-    int64_t *bytes = calloc((size_t)ranks, sizeof *bytes);
-    loom_status status = loom_agree(
-        world, bytes ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for the sizes of %d files", ranks));
-    if (!status)
-        status = loom_all_gather(world, &mine, bytes, 1, LOOM_I64);
-    for (int i = 0; i < ranks && !status; i++)
-        most = bytes[i] > most ? bytes[i] : most;
-    char *all = status ? NULL : malloc((size_t)(most * ranks) + 1);
-    if (!status)
-        status = gather(s, bytes, most, all);
-    free(all);
-    free(bytes);
-    return status;
-}
-
 static loom_status prepare(saving *s) {
     LOOM_TRY(check_keys(s));
     LOOM_TRY(loom_value_pool_create(&s->pool));
-    LOOM_TRY(shard_state(s));
-    return loom_rank_index(s->fabric->rank) == 0 ? loom__checkpoint_begin(s->path) : LOOM_OK;
+    return shard_state(s);
+}
+
+static loom_status list_all(saving *s) {
+    loom_value *common = NULL;
+    LOOM_TRY(list_content(s));
+    if (loom_rank_index(s->fabric->rank) == 0)
+        LOOM_TRY(make_common(s, &common));
+    s->content.common = common;
+    return LOOM_OK;
 }
 
 static loom_status save_all(saving *s) {
@@ -364,19 +319,26 @@ static loom_status save_all(saving *s) {
     LOOM_TRY(loom_agree(world, prepare(s)));
     if (s->parts.module && s->parts.module->ddp)
         LOOM_TRY(loom__ddp_wait_parameters(s->parts.module->ddp));
-    LOOM_TRY(loom_agree(world, write_file(s)));
-    return finish(s);
+    LOOM_TRY(loom_agree(world, list_all(s)));
+    return loom_checkpoint_io_save(loom_fabric_checkpoint_io(s->fabric), s->path, &s->content);
 }
 
-loom_status loom_fabric_save(loom_fabric *fabric, const char *path, const loom_state *state,
+loom_status loom__fabric_start_save(loom_fabric *fabric, const char *path, const loom_state *state,
     const loom_state_filter *filters, int64_t filter_count) {
     saving s = {.fabric = fabric, .path = path, .state = state, .filters = filters, .filter_count = filter_count};
     loom_status status = save_all(&s);
-    loom__checkpoint_writer_destroy(s.writer);
-    free(s.description.data);
+    free(s.shards);
+    free(s.objects);
     loom__state_buckets_destroy(s.buckets);
     loom__sharded_state_destroy(s.entries);
     loom_value_pool_destroy(s.pool);
     free(s.stages);
     return status;
+}
+
+loom_status loom_fabric_save(loom_fabric *fabric, const char *path, const loom_state *state,
+    const loom_state_filter *filters, int64_t filter_count) {
+    bool pending;
+    LOOM_TRY(loom_fabric_finalize_saves(fabric, true, &pending));
+    return loom__fabric_start_save(fabric, path, state, filters, filter_count);
 }
