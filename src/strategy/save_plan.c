@@ -11,6 +11,9 @@ typedef struct record {
     int64_t bytes; /* below 0: −1 − bytes, of the main holder */
 } record;
 
+/* What an archive has beside its elements, about. */
+enum { ARCHIVE_BYTES = 1024 };
+
 enum { RECORD_NUMBERS = sizeof(record) / sizeof(int64_t) };
 
 typedef struct holder {
@@ -44,6 +47,7 @@ static record record_of(const loom_checkpoint_shard *shard) {
     }
     for (int i = 0; i < shard->dims; i++)
         made.bytes *= shard->sizes[i];
+    made.bytes += ARCHIVE_BYTES;
     if (shard->main)
         made.bytes = -1 - made.bytes;
     return made;
