@@ -57,6 +57,10 @@ loom_status loom__checkpoint_read_metadata(
 loom_status loom__checkpoint_chunk_data(const loom_checkpoint *checkpoint, const loom__checkpoint_entry *entry,
     int64_t chunk, loom_value_pool *pool, const void **data);
 
+/* Asks the system to read the chunk's bytes from the disk, and does not wait for them. */
+void loom__checkpoint_will_need(
+    const loom_checkpoint *checkpoint, const loom_checkpoint_tensor *tensor, int64_t chunk);
+
 /* Fills the part of `info` that is guessed from names and chunks. */
 void loom__checkpoint_hints(loom_checkpoint *checkpoint);
 

@@ -5,6 +5,8 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static const loom__checkpoint_entry *entry_of(const loom_checkpoint_tensor *tensor) {
     return (const loom__checkpoint_entry *)tensor;
@@ -68,6 +70,18 @@ loom_status loom__checkpoint_chunk_data(const loom_checkpoint *checkpoint, const
             value->tensor->dims, (long long)chunk);
     *data = value->tensor->data;
     return LOOM_OK;
+}
+
+void loom__checkpoint_will_need(
+    const loom_checkpoint *checkpoint, const loom_checkpoint_tensor *tensor, int64_t chunk) {
+    if (checkpoint->safetensors)
+        return;
+    const loom__checkpoint_place *place = &entry_of(tensor)->places[chunk];
+    const loom__mapping *mapping = &checkpoint->files[place->file].mapping;
+    if (place->position > mapping->bytes || place->bytes > mapping->bytes - place->position)
+        return;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)(mapping->data + place->position);
+    (void)madvise((void *)(from / page * page), (size_t)(place->bytes + from % page), MADV_WILLNEED);
 }
 
 /* ---- boxes ---- */

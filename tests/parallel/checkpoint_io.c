@@ -269,6 +269,83 @@ static void a_kept_plan_is_made_again_for_another_state(void **state) {
     clear(path);
 }
 
+/* ---- reading together */
+
+static loom_status read_shared(small_run *r, const job *j) {
+    uint64_t before, after;
+    LOOM_TRY(look(r, &before));
+    for (int i = 0; i < 2; i++) { /* the second state is loaded into one that has gone on */
+        LOOM_TRY(save(r, j->path));
+        LOOM_TRY(look(r, &before));
+        LOOM_TRY(step(r));
+        LOOM_TRY(load(r, j->path));
+        LOOM_TRY(look(r, &after));
+        CHECK(before == after, "what is read together differs from what was saved");
+        LOOM_TRY(step(r));
+    }
+    return LOOM_OK;
+}
+
+static loom_status read_shared_rank(loom_rank *rank, void *argument) {
+    return with_run(rank, argument, read_shared);
+}
+
+static void chunks_read_once_reach_all_that_want_them(void **state) {
+    char path[PATH];
+    (void)state;
+    folder(path, "together");
+    for (int sharded = 0; sharded < 2; sharded++) {
+        job j = job_of(path);
+        j.io.parallel_load = true;
+        j.sharded = sharded;
+        must_run(3, read_shared_rank, &j);
+        j.tp = 2;
+        must_run(4, read_shared_rank, &j);
+    }
+    clear(path);
+}
+
+/* Changes bytes in the middle of the first chunk of a tensor. */
+static loom_status damage(const char *path) {
+    char name[PATH + 64];
+    loom_checkpoint *checkpoint = NULL;
+    const loom_checkpoint_tensor *tensor = NULL;
+    LOOM_TRY(loom_checkpoint_open(path, &checkpoint));
+    loom_status status = loom_checkpoint_find_tensor(checkpoint, "embedding.word_embeddings.weight", &tensor);
+    long at = status ? 0 : (long)(tensor->chunks[0].position + tensor->chunks[0].bytes / 2);
+    snprintf(name, sizeof name, "%s/%s", path, status ? "" : tensor->chunks[0].file);
+    loom_checkpoint_close(checkpoint);
+    LOOM_TRY(status);
+    FILE *file = fopen(name, "r+");
+    CHECK(file && fseek(file, at, SEEK_SET) == 0 && fputs("damaged", file) != EOF && fclose(file) == 0, "%s", name);
+    return LOOM_OK;
+}
+
+static loom_status read_damaged(small_run *r, const job *j) {
+    loom_rank *rank = loom_fabric_rank(r->fabric);
+    LOOM_TRY(save(r, j->path));
+    LOOM_TRY(loom_agree(loom_rank_world(rank), loom_rank_index(rank) == 0 ? damage(j->path) : LOOM_OK));
+    CHECK(load(r, j->path), "a damaged chunk was loaded");
+    CHECK(strstr(loom_error_message(), ".distcp"), "the damage is told as: %s", loom_error_message());
+    loom_error_clear();
+    LOOM_TRY(save(r, j->path));
+    return load(r, j->path);
+}
+
+static loom_status read_damaged_rank(loom_rank *rank, void *argument) {
+    return with_run(rank, argument, read_damaged);
+}
+
+static void a_chunk_that_one_cannot_read_fails_all(void **state) {
+    char path[PATH];
+    (void)state;
+    folder(path, "damaged");
+    job j = job_of(path);
+    j.io.parallel_load = true;
+    must_run(3, read_damaged_rank, &j);
+    clear(path);
+}
+
 /* ---- saving while training goes on */
 
 static loom_status go_on(small_run *r, const job *j) {
@@ -433,8 +510,9 @@ static loom_status mpi_rank(loom_rank *rank, void *argument) {
     j->sharded = true;
     LOOM_TRY(with_run(rank, j, go_on));
     LOOM_TRY(with_run(rank, j, fail_later));
-    j->io.assume_constant_structure = true;
-    return with_run(rank, j, constant);
+    j->io.assume_constant_structure = j->io.parallel_load = true;
+    LOOM_TRY(with_run(rank, j, constant));
+    return with_run(rank, j, read_shared);
 }
 
 int main(int argc, char **argv) {
@@ -451,6 +529,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(what_cannot_save_is_refused_by_name),
         cmocka_unit_test(ranks_that_hold_the_same_share_its_writing),
         cmocka_unit_test(a_kept_plan_is_made_again_for_another_state),
+        cmocka_unit_test(chunks_read_once_reach_all_that_want_them),
+        cmocka_unit_test(a_chunk_that_one_cannot_read_fails_all),
         cmocka_unit_test(an_asynchronous_save_holds_the_state_of_its_step),
         cmocka_unit_test(a_save_that_fails_is_told_at_a_later_step_and_costs_nothing),
         cmocka_unit_test(a_fabric_that_ends_early_leaves_no_checkpoint), cmocka_unit_test(the_last_and_the_best_are_kept)};
