@@ -3,9 +3,10 @@
  * after another, those of the others that it wishes; so all messages meet, and a read that failed is told at the end. */
 #include "strategy/chunks.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/task.h"
 #include <stdlib.h>
 
-enum { TAG = 0, AHEAD_BYTES = 64 << 20 };
+enum { TAG = 0 };
 
 typedef struct reading {
     const loom_checkpoint *checkpoint;
@@ -13,8 +14,14 @@ typedef struct reading {
     int64_t count;
     loom_status (*take)(void *context, int64_t wish, const float *values);
     void *context;
-    loom_value_pool *pool; /* of the chunk at hand */
-    float *own, *other;    /* the largest chunk, where chunks have to be copied */
+    bool direct;
+    const loom_team *team;
+    const loom__chunk_wish *queue; /* what this rank reads, in this order */
+    int64_t queued, next;          /* next: to be fetched */
+    loom__chunk_memory memory[2];  /* of the chunk at hand and the next one, in turn */
+    loom__task fetch;              /* of the next one */
+    loom_value_pool *pool;         /* of the chunk at hand */
+    float *own, *other;            /* the largest chunk, where chunks have to be copied */
 } reading;
 
 static const loom_checkpoint_tensor *tensor_of(const reading *r, const loom__chunk_wish *wish) {
@@ -29,26 +36,49 @@ static int64_t elements_of(const reading *r, const loom__chunk_wish *wish) {
     return elements;
 }
 
-/* In the file where it is fp32 and aligned there, else in *memory. The value holds until the next call. */
-static loom_status read_one(reading *r, const loom__chunk_wish *wish, float **memory, const float **values) {
+static loom_status fetch_next(void *argument) {
+    reading *r = argument;
+    const loom__chunk_wish *wish = &r->queue[r->next];
+    loom__checkpoint_fetch(r->checkpoint, (const loom__checkpoint_entry *)tensor_of(r, wish), wish->chunk, r->direct,
+        &r->memory[r->next % 2]);
+    return LOOM_OK;
+}
+
+/* Number `number` of the queue is there, and a thread fetches the one behind it. */
+static void advance(reading *r, int64_t number) {
+    if (number == 0) {
+        r->next = 0;
+        (void)fetch_next(r);
+    }
+    loom__task_drop(&r->fetch);
+    r->next = number + 1;
+    if (r->next < r->queued)
+        loom__task_start(&r->fetch, r->team, fetch_next, r);
+}
+
+/* Number `number` of the queue: *values are in the file, in what was fetched of it or, where the elements are not fp32
+ * or not aligned, in `own`; until the next call. Numbers come in order. */
+static loom_status read_one(reading *r, int64_t number, const float **values) {
+    const loom__chunk_wish *wish = &r->queue[number];
     const loom_checkpoint_tensor *tensor = tensor_of(r, wish);
     const loom_checkpoint_chunk *chunk = &tensor->chunks[wish->chunk];
     const void *data = NULL;
+    advance(r, number);
     loom_value_pool_destroy(r->pool);
     r->pool = NULL;
-    if (tensor->dtype == LOOM_F32) {
-        LOOM_TRY(loom_value_pool_create(&r->pool));
-        LOOM_TRY(loom__checkpoint_chunk_data(
-            r->checkpoint, (const loom__checkpoint_entry *)tensor, wish->chunk, r->pool, &data));
-        if ((uintptr_t)data % sizeof(float) == 0) {
-            *values = data;
-            return LOOM_OK;
-        }
-    }
-    if (!*memory)
+    if (!r->own)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a chunk of %s", tensor->name);
-    *values = *memory;
-    return loom_checkpoint_read(r->checkpoint, tensor, chunk->offsets, chunk->sizes, LOOM_F32, *memory);
+    *values = r->own;
+    if (tensor->dtype != LOOM_F32)
+        return loom_checkpoint_read(r->checkpoint, tensor, chunk->offsets, chunk->sizes, LOOM_F32, r->own);
+    LOOM_TRY(loom_value_pool_create(&r->pool));
+    LOOM_TRY(loom__checkpoint_fetched_data(r->checkpoint, (const loom__checkpoint_entry *)tensor, wish->chunk,
+        &r->memory[number % 2], r->pool, &data));
+    if ((uintptr_t)data % sizeof(float) == 0)
+        *values = data;
+    else
+        memcpy(r->own, data, (size_t)elements_of(r, wish) * sizeof(float));
+    return LOOM_OK;
 }
 
 /* Room for the largest chunk of these wishes. */
@@ -63,23 +93,13 @@ static float *room_for(const reading *r, const loom__chunk_wish *wishes, int64_t
 
 /* ---- alone */
 
-/* Chunks lie in the order of the wishes more or less, so that what is asked for ahead is what comes next. */
-static void read_ahead(const reading *r, int64_t wish, int64_t *next, int64_t *ahead) {
-    *ahead -= wish < *next ? (int64_t)tensor_of(r, &r->wishes[wish])->chunks[r->wishes[wish].chunk].bytes : 0;
-    while (*next < r->count && (*next <= wish || *ahead < AHEAD_BYTES)) {
-        const loom__chunk_wish *of = &r->wishes[(*next)++];
-        loom__checkpoint_will_need(r->checkpoint, tensor_of(r, of), of->chunk);
-        *ahead += (int64_t)tensor_of(r, of)->chunks[of->chunk].bytes;
-    }
-}
-
 static loom_status read_alone(reading *r) {
-    int64_t next = 0, ahead = 0;
+    r->queue = r->wishes;
+    r->queued = r->count;
     r->own = room_for(r, r->wishes, r->count);
     for (int64_t i = 0; i < r->count; i++) {
         const float *values = NULL;
-        read_ahead(r, i, &next, &ahead);
-        LOOM_TRY(read_one(r, &r->wishes[i], &r->own, &values));
+        LOOM_TRY(read_one(r, i, &values));
         LOOM_TRY(r->take(r->context, i, values));
     }
     return LOOM_OK;
@@ -105,6 +125,7 @@ typedef struct sharing {
     int64_t *counts; /* [members] wishes, then [members] numbers of a message */
     wisher *wishers;
     shared *chunks; /* sorted by round and reader */
+    loom__chunk_wish *queue; /* those that this rank reads, by round */
     int64_t total, chunk_count;
     loom_request **sends; /* [members] */
     loom_status failed;   /* of this rank's reads */
@@ -147,6 +168,12 @@ static loom_status assign(sharing *s) {
     }
     qsort(s->chunks, (size_t)s->chunk_count, sizeof *s->chunks, by_round);
     free(filled);
+    s->r->queue = s->queue = calloc((size_t)s->chunk_count + 1, sizeof *s->queue);
+    if (!s->queue)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld chunks", (long long)s->chunk_count);
+    for (int64_t i = 0; i < s->chunk_count; i++)
+        if (s->chunks[i].reader == s->me)
+            s->queue[s->r->queued++] = s->wishers[s->chunks[i].first].wish;
     return LOOM_OK;
 }
 
@@ -195,7 +222,7 @@ static loom_status give(sharing *s, const shared *chunk) {
     const wisher *first = &s->wishers[chunk->first];
     const float *values = NULL;
     if (!s->failed)
-        keep_failure(s, read_one(s->r, &first->wish, &s->r->own, &values));
+        keep_failure(s, read_one(s->r, chunk->round, &values));
     for (int64_t i = 0; i < chunk->count; i++) {
         int64_t member = first[i].member;
         if (member != s->me)
@@ -251,19 +278,30 @@ static loom_status read_together(loom_comm *group, loom_status prepared, reading
     free(s.counts);
     free(s.wishers);
     free(s.chunks);
+    loom__task_drop(&r->fetch);
+    free(s.queue);
     free(s.sends);
     return status ? status : loom_agree(group, s.failed);
 }
 
-loom_status loom__chunks_read(loom_comm *group, loom_status prepared, const loom_checkpoint *checkpoint,
-    const loom__chunk_wish *wishes, int64_t count,
-    loom_status (*take)(void *context, int64_t wish, const float *values), void *context) {
-    reading r = {.checkpoint = checkpoint, .wishes = wishes, .count = count, .take = take, .context = context};
+loom_status loom__chunks_read(const loom__chunk_source *from, loom_status prepared, const loom__chunk_wish *wishes,
+    int64_t count, loom_status (*take)(void *context, int64_t wish, const float *values), void *context) {
+    loom_comm *group = from->group;
+    reading r = {.checkpoint = from->checkpoint,
+        .wishes = wishes,
+        .count = count,
+        .take = take,
+        .context = context,
+        .direct = from->direct,
+        .team = from->team};
     loom_status status = prepared;
     if (group && loom_comm_size(group) > 1)
         status = read_together(group, prepared, &r);
     else if (!prepared)
         status = read_alone(&r);
+    loom__task_drop(&r.fetch);
+    loom__chunk_memory_free(&r.memory[0]);
+    loom__chunk_memory_free(&r.memory[1]);
     loom_value_pool_destroy(r.pool);
     free(r.own);
     free(r.other);

@@ -302,11 +302,16 @@ static loom_status list_wishes(fetching *f) {
     return LOOM_OK;
 }
 
-/* With whom chunks are read, or NULL. */
-static loom_comm *group_of(const loom__load *load) {
+/* Replicas that read the same for themselves had better find it in the page cache. */
+static loom__chunk_source source_of(const loom__load *load) {
     const loom_fabric *fabric = load->parallel->fabric;
     const loom_checkpoint_io_config *config = loom__megatron_io_config(loom_fabric_unwrapped_checkpoint_io(fabric));
-    return config && config->parallel_load ? fabric->groups[LOOM_GROUP_DP_CP] : NULL;
+    loom_comm *replicas = fabric->groups[LOOM_GROUP_DP_CP];
+    bool shared = config && config->parallel_load;
+    return (loom__chunk_source){.checkpoint = load->checkpoint,
+        .group = shared ? replicas : NULL,
+        .direct = shared || loom_comm_size(replicas) == 1,
+        .team = loom_rank_team(fabric->rank)};
 }
 
 /* Padding rows that the checkpoint does not have are zero, whatever they were. */
@@ -333,8 +338,8 @@ static loom_status read_wants(reading *r, loom_status prepared) {
     fetching f = {.r = r, .plan = plan};
     if (!prepared)
         prepared = list_wishes(&f);
-    loom_status status =
-        loom__chunks_read(group_of(r->load), prepared, r->load->checkpoint, f.wishes, f.count, take_chunk, &f);
+    loom__chunk_source source = source_of(r->load);
+    loom_status status = loom__chunks_read(&source, prepared, f.wishes, f.count, take_chunk, &f);
     free(f.wishes);
     free(f.first);
     loom__reshard_plan_destroy(plan);
