@@ -1,7 +1,7 @@
-/* Saving and loading against the disk. In each round, in turn: the disk's own sequential write (blocks of 8 MiB past the
- * page cache, flushed), a save, the disk's own sequential read, a load (whose files were dropped from the page cache), a
- * copy of the state in memory, and what an asynchronous save keeps its caller waiting. Medians are compared. The state is
- * made directly: TENSORS tensors a rank of fp32, of which each rank holds others.
+/* Saving and loading against the disk. In each round, in turn: the disk's own sequential write (blocks of 8 MiB past
+ * the page cache, flushed), a save, the disk's own sequential read, a load (whose files were dropped from the page
+ * cache), a copy of the state in memory, and what an asynchronous save keeps its caller waiting. Medians are compared.
+ * The state is made directly: TENSORS tensors a rank of fp32, of which each rank holds others.
  *
  *   bench_checkpoint [--mib N] [--ranks N] [--writers N] [--rounds N] [--folder DIR]     (2048, 1, 2, 3, .)
  */
@@ -168,8 +168,7 @@ static loom_status round_of(bench *b, loom_rank *rank, part *p, const char *path
     char file[4096];
     double start;
     snprintf(file, sizeof file, "%s/disk-%d", b->folder, (int)getpid());
-    LOOM_TRY(loom_agree(world,
-        first ? disk(file, b->mib << 20, &seconds[DISK_WRITE], &seconds[DISK_READ]) : LOOM_OK));
+    LOOM_TRY(loom_agree(world, first ? disk(file, b->mib << 20, &seconds[DISK_WRITE], &seconds[DISK_READ]) : LOOM_OK));
     LOOM_TRY(timed(world, &start, NULL));
     LOOM_TRY(loom_checkpoint_io_save(loom_fabric_checkpoint_io(p->fabric), path, &p->content));
     LOOM_TRY(timed(world, &start, &seconds[SAVE]));
@@ -286,8 +285,9 @@ int main(int argc, char **argv) {
                    2;
     }
     if (b.mib < 8 || b.mib % 8 || b.ranks < 1 || b.writers < 1 || b.rounds < 1 || b.rounds > ROUNDS_MAX)
-        return fprintf(stderr, "bench_checkpoint: expected MiB in multiples of 8, ranks, writers and rounds (at most "
-                               "%d) from 1\n",
+        return fprintf(stderr,
+                   "bench_checkpoint: expected MiB in multiples of 8, ranks, writers and rounds (at most "
+                   "%d) from 1\n",
                    ROUNDS_MAX),
                2;
     loom_run_options options = loom_run_options_default();

@@ -33,13 +33,13 @@ typedef struct training {
     loom_batches *batches, *valid_batches;
     loom_metrics *metrics; /* rank 0 only, as is progress */
     loom_progress *progress;
-    int64_t done, consumed; /* steps and samples so far */
-    loom_profile profile;   /* of the steps after the first, when they are over */
-    const char *resume;     /* NULL: nothing to go on from */
-    int64_t first;          /* the step that this run begins with, from 1 */
-    int64_t saved;          /* the step of the last checkpoint; -1 = none */
+    int64_t done, consumed;  /* steps and samples so far */
+    loom_profile profile;    /* of the steps after the first, when they are over */
+    const char *resume;      /* NULL: nothing to go on from */
+    int64_t first;           /* the step that this run begins with, from 1 */
+    int64_t saved;           /* the step of the last checkpoint; -1 = none */
     loom_cli_signal stopped; /* what has ended it early, or LOOM_CLI_GO_ON */
-    double validation_loss; /* after the last step; NaN = none */
+    double validation_loss;  /* after the last step; NaN = none */
     loom_cli_clock clock;
     char checkpoints[4096]; /* the folder */
     double gemm_rate;
@@ -167,8 +167,7 @@ static loom_status save(training *t) {
     if (t->saved == t->done)
         return LOOM_OK;
     loom_cli_saved saved = saved_of(t);
-    loom_keep keep = {
-        .last = config->keep_last, .best = config->keep_best, .validation_loss = t->validation_loss};
+    loom_keep keep = {.last = config->keep_last, .best = config->keep_best, .validation_loss = t->validation_loss};
     double start = now();
     LOOM_TRY(loom_cli_save(&saved, t->checkpoints, &keep));
     double seconds = now() - start;
@@ -347,8 +346,7 @@ static loom_status keep(training *t) {
 
 static loom_status train(loom_rank *rank, void *argument) {
     const job *given = argument;
-    training t = {
-        .config = given->config,
+    training t = {.config = given->config,
         .tokenizer = given->tokenizer,
         .rank = rank,
         .resume = given->resume,

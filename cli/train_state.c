@@ -25,8 +25,7 @@ static loom_status int_value(loom_value_pool *pool, int64_t of, const loom_value
     return LOOM_OK;
 }
 
-static loom_status save(
-    const loom_cli_saved *saved, const char *folder, const loom_keep *keep, loom_value_pool *pool) {
+static loom_status save(const loom_cli_saved *saved, const char *folder, const loom_keep *keep, loom_value_pool *pool) {
     loom_state_item items[] = {{.key = "state_dict", .module = saved->parallel},
         {.key = "optimizer", .optimizer = saved->optimizer}, {.key = "iteration"}, {.key = "consumed_train_samples"}};
     loom_state state = {items, sizeof items / sizeof *items};

@@ -35,9 +35,9 @@ loom_status loom_cli_ask_signals(loom_rank *rank, loom_cli_signal mine, loom_cli
 
 /* How long the parts of a run have taken, so that it can end before a limit; seconds. */
 typedef struct loom_cli_clock {
-    double begin;         /* of the run */
-    double longest_step;  /* validation included */
-    double longest_save;  /* 0 = there was none */
+    double begin;        /* of the run */
+    double longest_step; /* validation included */
+    double longest_save; /* 0 = there was none */
 } loom_cli_clock;
 /* Whether the next step, and a save behind it, might not end before `limit` (0 = none). */
 bool loom_cli_time_is_up(const loom_cli_clock *clock, double now, double limit);

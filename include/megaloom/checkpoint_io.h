@@ -57,8 +57,8 @@ struct loom_checkpoint_io {
     /* Makes the checkpoint `path`. It may return before it is whole: then finalize tells when it is. No other save is
      * begun, and none loaded, until then. All ranks fail together. */
     loom_status (*save)(const loom_checkpoint_io *self, const char *path, const loom_checkpoint_content *content);
-    /* Moves a save that goes on; *pending, the same on all ranks: it is not whole yet. blocking: waits until it is. What
-     * the save failed of is returned by the call that finds it, on all ranks; then nothing is pending. */
+    /* Moves a save that goes on; *pending, the same on all ranks: it is not whole yet. blocking: waits until it is.
+     * What the save failed of is returned by the call that finds it, on all ranks; then nothing is pending. */
     loom_status (*finalize)(const loom_checkpoint_io *self, bool blocking, bool *pending);
     /* Opens a checkpoint, for loom_checkpoint_close by the caller. Not collective by itself: what one rank alone is
      * told, it tells the others. */

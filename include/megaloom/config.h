@@ -253,9 +253,9 @@ typedef struct loom_validation_config {
 
 /* How the Megatron checkpoint I/O writes and reads: MegatronCheckpointIO's arguments. */
 typedef struct loom_checkpoint_io_config {
-    const char *save_ckpt_format; /* "torch_dist" */
-    bool async_save;              /* a save copies the state and returns; a thread writes the copy */
-    bool load_directly_on_device; /* the device is the CPU: true and false are the same */
+    const char *save_ckpt_format;     /* "torch_dist" */
+    bool async_save;                  /* a save copies the state and returns; a thread writes the copy */
+    bool load_directly_on_device;     /* the device is the CPU: true and false are the same */
     int64_t storage_writers_per_rank; /* torch_dist_multiproc: threads of a rank that write, a file each; one that would
                                          have less than 1 MiB is not used */
     bool parallel_save;           /* ranks that hold the same share its writing, balanced by size; false: the first of

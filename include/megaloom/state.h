@@ -52,9 +52,9 @@ LOOM_API loom_status loom_fabric_save(loom_fabric *fabric, const char *path, con
 
 /* Saves to folder/iter_NNNNNNN, which is `iteration`, then lets folder/latest_checkpointed_iteration.txt name it, then
  * removes the oldest checkpoints until keep_last are left (0: none is removed); never the new one. `folder` is made
- * where it is not there, its parent is not. Under an asynchronous save the two steps that follow come when the checkpoint
- * is whole. loom_checkpoint_open of `folder` finds the checkpoint that is named: one
- * that is whole, whenever a run is killed. Collective over all ranks; errors as of loom_fabric_save. */
+ * where it is not there, its parent is not. Under an asynchronous save the two steps that follow come when the
+ * checkpoint is whole. loom_checkpoint_open of `folder` finds the checkpoint that is named: one that is whole, whenever
+ * a run is killed. Collective over all ranks; errors as of loom_fabric_save. */
 LOOM_API loom_status loom_fabric_save_iteration(
     loom_fabric *fabric, const char *folder, int64_t iteration, int64_t keep_last, const loom_state *state);
 
@@ -71,11 +71,11 @@ LOOM_API loom_status loom_fabric_save_and_keep(
     loom_fabric *fabric, const char *folder, int64_t iteration, const loom_keep *keep, const loom_state *state);
 
 /* Moves a save that goes on in the background (checkpoint I/O with async_save): when all ranks have written, and the
- * checkpoint stands under its name, its pointer file moves and old ones are removed. *pending, the same on all ranks: it
- * is not so far. What the save failed of is returned on all ranks by the call that finds it; checkpoints that were there
- * are as they were, and nothing is pending then. Each training step, save and load begins with such a call, and saves
- * and loads wait. blocking: waits; to be called so at the end of a run, since a fabric that is destroyed drops a save
- * that is not whole. Collective over all ranks; without a pending save it does nothing. */
+ * checkpoint stands under its name, its pointer file moves and old ones are removed. *pending, the same on all ranks:
+ * it is not so far. What the save failed of is returned on all ranks by the call that finds it; checkpoints that were
+ * there are as they were, and nothing is pending then. Each training step, save and load begins with such a call, and
+ * saves and loads wait. blocking: waits; to be called so at the end of a run, since a fabric that is destroyed drops a
+ * save that is not whole. Collective over all ranks; without a pending save it does nothing. */
 LOOM_API loom_status loom_fabric_finalize_saves(loom_fabric *fabric, bool blocking, bool *pending);
 
 /* What a load found. Names are the report's, in Megatron-Core's spelling with layer numbers; so are values. */

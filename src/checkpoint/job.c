@@ -162,8 +162,7 @@ static loom_status create_files(loom__save_job *job, const loom_checkpoint_conte
     }
     free(filled);
     for (int64_t i = 0; i < content->object_count && !status; i++)
-        status =
-            loom__checkpoint_file_object(job->files[0].writer, content->objects[i].key, content->objects[i].value);
+        status = loom__checkpoint_file_object(job->files[0].writer, content->objects[i].key, content->objects[i].value);
     return status;
 }
 
@@ -172,8 +171,8 @@ static loom_status write_zeros(file *to, const chunk *of) {
     const loom_checkpoint_shard *shard = &of->shard;
     if (!zeros)
         return no_memory(to->job);
-    loom_status status = loom__checkpoint_file_tensor(to->writer, shard->key, shard->dtype, shard->dims, shard->shape,
-        shard->offsets, shard->sizes, zeros);
+    loom_status status = loom__checkpoint_file_tensor(
+        to->writer, shard->key, shard->dtype, shard->dims, shard->shape, shard->offsets, shard->sizes, zeros);
     free(zeros);
     return status;
 }

@@ -48,7 +48,7 @@ typedef struct loom__new_file {
     int descriptor; /* -1 once committed */
     unsigned char *buffer;
     size_t room, buffered;
-    bool direct; /* written past the page cache: at multiples of its block, and so only whole buffers */
+    bool direct;        /* written past the page cache: at multiples of its block, and so only whole buffers */
     uint64_t bytes;     /* written so far, the buffered ones included */
     loom_status failed; /* what the first failed write, sync or commit returned: nothing may follow it */
 } loom__new_file;

@@ -1,6 +1,7 @@
 /* Reading chunks, alone or together. Together every member knows all wishes and so who reads what, and in which round.
  * The invariant: in round k each member sends the k-th chunk that it reads, be it read well or not, and receives, one
- * after another, those of the others that it wishes; so all messages meet, and a read that failed is told at the end. */
+ * after another, those of the others that it wishes; so all messages meet, and a read that failed is told at the end.
+ */
 #include "strategy/chunks.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/task.h"
@@ -72,8 +73,8 @@ static loom_status read_one(reading *r, int64_t number, const float **values) {
     if (tensor->dtype != LOOM_F32)
         return loom_checkpoint_read(r->checkpoint, tensor, chunk->offsets, chunk->sizes, LOOM_F32, r->own);
     LOOM_TRY(loom_value_pool_create(&r->pool));
-    LOOM_TRY(loom__checkpoint_fetched_data(r->checkpoint, (const loom__checkpoint_entry *)tensor, wish->chunk,
-        &r->memory[number % 2], r->pool, &data));
+    LOOM_TRY(loom__checkpoint_fetched_data(
+        r->checkpoint, (const loom__checkpoint_entry *)tensor, wish->chunk, &r->memory[number % 2], r->pool, &data));
     if ((uintptr_t)data % sizeof(float) == 0)
         *values = data;
     else
@@ -124,7 +125,7 @@ typedef struct sharing {
     int members, me;
     int64_t *counts; /* [members] wishes, then [members] numbers of a message */
     wisher *wishers;
-    shared *chunks; /* sorted by round and reader */
+    shared *chunks;          /* sorted by round and reader */
     loom__chunk_wish *queue; /* those that this rank reads, by round */
     int64_t total, chunk_count;
     loom_request **sends; /* [members] */
@@ -202,8 +203,8 @@ static loom_status meet(sharing *s) {
         s->counts[s->members + m] = s->counts[m] * (int64_t)(sizeof(loom__chunk_wish) / sizeof(int64_t));
     }
     loom__chunk_wish *all = calloc((size_t)s->total + 1, sizeof *all);
-    loom_status status = loom_agree(s->group,
-        all ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld chunks", (long long)s->total));
+    loom_status status = loom_agree(
+        s->group, all ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld chunks", (long long)s->total));
     if (!status)
         status = loom_all_gather_v(s->group, s->r->wishes, all, s->counts + s->members, LOOM_I64);
     if (!status)
@@ -226,8 +227,8 @@ static loom_status give(sharing *s, const shared *chunk) {
     for (int64_t i = 0; i < chunk->count; i++) {
         int64_t member = first[i].member;
         if (member != s->me)
-            LOOM_TRY(loom_send_start(s->group, s->failed ? s->r->own : values, elements_of(s->r, &first->wish), LOOM_F32,
-                (int)member, TAG, &s->sends[member]));
+            LOOM_TRY(loom_send_start(s->group, s->failed ? s->r->own : values, elements_of(s->r, &first->wish),
+                LOOM_F32, (int)member, TAG, &s->sends[member]));
         else if (!s->failed)
             keep_failure(s, s->r->take(s->r->context, first[i].number, values));
     }

@@ -1,4 +1,5 @@
-/* Chunks of a checkpoint for those who want them: read by each for itself, or once in a group and sent to the others. */
+/* Chunks of a checkpoint for those who want them: read by each for itself, or once in a group and sent to the others.
+ */
 #ifndef STRATEGY_CHUNKS_H
 #define STRATEGY_CHUNKS_H
 

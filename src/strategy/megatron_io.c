@@ -2,10 +2,10 @@
  * rank's files, then rank 0's metadata and rename. Between them, and after them, all ranks meet. The invariant: the
  * second part is begun only when the first has succeeded on all ranks, so that a rank that failed or died leaves what
  * was there. Only the rank's own thread communicates. */
+#include "strategy/megatron_io.h"
 #include "base/record.h"
 #include "checkpoint/job.h"
 #include "checkpoint/task.h"
-#include "strategy/megatron_io.h"
 #include "strategy/save_plan.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ typedef struct megatron_io {
     char *format; /* of the config */
     loom__save_plan plan;
     loom__copy_memory memory;
-    char *path; /* of the save that goes on; NULL: none */
+    char *path;          /* of the save that goes on; NULL: none */
     loom__save_job *job; /* NULL once its files are written */
     committing commit;
 } megatron_io;
@@ -100,10 +100,10 @@ static loom_status gather(megatron_io *io, const loom__checkpoint_description *m
         total += counts[i];
     void *all = status ? NULL : malloc((size_t)total + 1);
     if (!status)
-        status = loom_agree(world, all ? LOOM_OK
-                                       : loom_fail(LOOM_ERR_MEMORY,
-                                             "out of memory for the descriptions of a checkpoint (%lld bytes)",
-                                             (long long)total));
+        status = loom_agree(
+            world, all ? LOOM_OK
+                       : loom_fail(LOOM_ERR_MEMORY, "out of memory for the descriptions of a checkpoint (%lld bytes)",
+                             (long long)total));
     if (!status)
         status = loom_all_gather_v(world, mine->data, all, counts, LOOM_U8);
     free(counts);
@@ -178,8 +178,7 @@ static loom_status save(const loom_checkpoint_io *self, const char *path, const 
     LOOM_TRY(finalize(self, true, &pending));
     if (io->config.parallel_save)
         group = io->config.parallel_save_within_dp ? io->fabric->groups[LOOM_GROUP_DP_CP] : world;
-    LOOM_TRY(loom_agree(world,
-        loom__save_plan_make(group, content, io->config.assume_constant_structure, &io->plan)));
+    LOOM_TRY(loom_agree(world, loom__save_plan_make(group, content, io->config.assume_constant_structure, &io->plan)));
     LOOM_TRY(loom_agree(world, is_first(io) ? loom__checkpoint_begin(path) : LOOM_OK));
     loom_status status = loom_agree(world, start(io, path, content));
     if (status)

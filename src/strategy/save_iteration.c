@@ -113,7 +113,8 @@ static loom_status point(const struct loom__save_end *end, kept **list, int64_t 
 }
 
 /* Rank 0 says which. */
-static loom_status remove_unwanted(loom_fabric *fabric, const struct loom__save_end *end, const kept *list, int64_t count) {
+static loom_status remove_unwanted(
+    loom_fabric *fabric, const struct loom__save_end *end, const kept *list, int64_t count) {
     for (int64_t i = 0;; i++) {
         char path[PATH_BYTES];
         int64_t iteration = -1;
@@ -163,8 +164,7 @@ static loom_status make_folder(const char *folder) {
     return LOOM_OK;
 }
 
-static loom_status make_end(
-    const char *folder, int64_t iteration, const loom_keep *keep, struct loom__save_end **out) {
+static loom_status make_end(const char *folder, int64_t iteration, const loom_keep *keep, struct loom__save_end **out) {
     struct loom__save_end *end = calloc(1, sizeof *end);
     if (!end)
         return loom_fail(LOOM_ERR_MEMORY, "%s: no memory to save into it", folder);

@@ -1,7 +1,7 @@
 /* Sharing out a save. Each rank tells two hashes of a chunk's name and place, its bytes, and whether it is the main
  * holder; every rank then sorts what all have told and walks it in the same order, so that all find the same writers
- * without another word. The invariant: exactly one member writes a chunk that has a main holder in the group. Should two
- * chunks ever share both hashes, one of them would be missing, which the commit refuses. */
+ * without another word. The invariant: exactly one member writes a chunk that has a main holder in the group. Should
+ * two chunks ever share both hashes, one of them would be missing, which the commit refuses. */
 #include "strategy/save_plan.h"
 #include <stdlib.h>
 #include <string.h>
@@ -135,8 +135,8 @@ static loom_status share(
 static loom_status meet(loom_comm *group, const record *mine, loom__save_plan *plan) {
     int members = loom_comm_size(group);
     int64_t *counts = calloc((size_t)members, 2 * sizeof *counts), total = 0;
-    loom_status status = loom_agree(group,
-        counts ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for the chunks of %d ranks", members));
+    loom_status status = loom_agree(
+        group, counts ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for the chunks of %d ranks", members));
     if (!status)
         status = loom_all_gather(group, &plan->count, counts, 1, LOOM_I64);
     for (int i = 0; i < members && !status; i++) {
@@ -145,8 +145,8 @@ static loom_status meet(loom_comm *group, const record *mine, loom__save_plan *p
     }
     record *all = status ? NULL : calloc((size_t)total + 1, sizeof *all);
     if (!status)
-        status = loom_agree(group,
-            all ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld chunks", (long long)total));
+        status = loom_agree(
+            group, all ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld chunks", (long long)total));
     if (!status)
         status = loom_all_gather_v(group, mine, all, counts + members, LOOM_I64);
     if (!status)
@@ -178,8 +178,8 @@ static loom_status make_empty(loom__save_plan *plan, int64_t count, uint64_t str
 }
 
 /* Whether every member's plan fits what it holds now. */
-static loom_status still_fits(loom_comm *group, const loom__save_plan *plan, int64_t count, uint64_t structure,
-    bool *fits) {
+static loom_status still_fits(
+    loom_comm *group, const loom__save_plan *plan, int64_t count, uint64_t structure, bool *fits) {
     int64_t differs = !plan->mine || plan->count != count || plan->structure != structure, any = 0;
     LOOM_TRY(loom_all_reduce(group, &differs, &any, 1, LOOM_I64, LOOM_MAX));
     *fits = any == 0;

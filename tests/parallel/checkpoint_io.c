@@ -1,7 +1,7 @@
 /* The checkpoint I/O of a strategy: the chain of wrappers, who writes what, saving while training goes on, and which
  * checkpoints are kept. The same program runs as processes of MPI (mpi.checkpoint_io). */
-#include "parallel/support.h"
 #include "parallel/small_model.h"
+#include "parallel/support.h"
 #include <math.h>
 #include <megaloom/checkpoint_io.h>
 #include <megaloom/state.h>
@@ -533,6 +533,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_chunk_that_one_cannot_read_fails_all),
         cmocka_unit_test(an_asynchronous_save_holds_the_state_of_its_step),
         cmocka_unit_test(a_save_that_fails_is_told_at_a_later_step_and_costs_nothing),
-        cmocka_unit_test(a_fabric_that_ends_early_leaves_no_checkpoint), cmocka_unit_test(the_last_and_the_best_are_kept)};
+        cmocka_unit_test(a_fabric_that_ends_early_leaves_no_checkpoint),
+        cmocka_unit_test(the_last_and_the_best_are_kept)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
