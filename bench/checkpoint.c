@@ -123,14 +123,9 @@ static loom_status open_fabric(const bench *b, loom_rank *rank, bool async, part
     return loom_fabric_launch(p->fabric);
 }
 
-typedef struct taking {
-    part *p;
-    const loom__chunk_wish *wishes;
-} taking;
-
 static loom_status take(void *context, int64_t wish, const float *values) {
-    const taking *t = context;
-    memcpy(t->p->copy + wish * t->p->elements, values, (size_t)t->p->elements * sizeof *values);
+    const part *p = context;
+    memcpy(p->copy + wish * p->elements, values, (size_t)p->elements * sizeof *values);
     return LOOM_OK;
 }
 
@@ -144,13 +139,16 @@ static loom_status load(const char *path, part *p) {
             wishes[found++].tensor = i;
     for (int64_t i = 0; i < TENSORS; i++)
         wishes[i].chunk = 0;
-    taking t = {p, wishes};
     loom__chunk_source source = {.checkpoint = checkpoint, .direct = true};
-    loom_status status = loom__chunks_read(&source, LOOM_OK, wishes, found, take, &t);
+    loom_status status = loom__chunks_read(&source, LOOM_OK, wishes, found, take, p);
     loom_checkpoint_close(checkpoint);
-    if (!status && memcmp(p->copy, p->values, (size_t)(p->elements * TENSORS) * sizeof *p->copy) != 0)
-        status = loom_fail(LOOM_ERR_INTERNAL, "what was loaded is not what was saved");
     return status;
+}
+
+static loom_status compare(const part *p) {
+    if (memcmp(p->copy, p->values, (size_t)(p->elements * TENSORS) * sizeof *p->copy) != 0)
+        return loom_fail(LOOM_ERR_INTERNAL, "what was loaded is not what was saved");
+    return LOOM_OK;
 }
 
 /* The time of all ranks together, from when the first begins until the last is done. */
@@ -177,6 +175,7 @@ static loom_status round_of(bench *b, loom_rank *rank, part *p, const char *path
     LOOM_TRY(timed(world, &start, NULL));
     LOOM_TRY(load(path, p));
     LOOM_TRY(timed(world, &start, &seconds[LOAD]));
+    LOOM_TRY(loom_agree(world, compare(p)));
     return loom_checkpoint_io_remove(loom_fabric_checkpoint_io(p->fabric), path);
 }
 
