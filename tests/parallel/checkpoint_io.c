@@ -13,8 +13,8 @@
 enum { PATH = 512 };
 
 static void clear(const char *path) {
-    char command[2 * PATH];
-    snprintf(command, sizeof command, "rm -rf '%s' '%s.tmp'", path, path);
+    char command[3 * PATH];
+    snprintf(command, sizeof command, "rm -rf '%s' '%s.tmp' '%s.gone'", path, path, path);
     if (system(command) != 0)
         fail_msg("%s: cannot be removed", path);
 }
@@ -392,16 +392,17 @@ static void an_asynchronous_save_holds_the_state_of_its_step(void **state) {
 static loom_status fail_later(small_run *r, const job *j) {
     struct stat found;
     loom_comm *world = loom_rank_world(loom_fabric_rank(r->fabric));
-    char command[PATH + 32], text[512];
+    char temporary[PATH + 8], gone[PATH + 8], text[512];
     bool pending;
     loom_status status = LOOM_OK;
     LOOM_TRY(save(r, j->path));
     LOOM_TRY(step(r));
     LOOM_TRY(save(r, j->path));
     LOOM_TRY(loom_barrier(world));
-    snprintf(command, sizeof command, "rm -rf '%s.tmp'", j->path);
-    if (loom_rank_index(loom_fabric_rank(r->fabric)) == 0)
-        status = system(command) == 0 ? LOOM_OK : loom_fail(LOOM_ERR_IO, "%s", command);
+    snprintf(temporary, sizeof temporary, "%s.tmp", j->path);
+    snprintf(gone, sizeof gone, "%s.gone", j->path);
+    if (loom_rank_index(loom_fabric_rank(r->fabric)) == 0 && rename(temporary, gone) != 0)
+        status = loom_fail(LOOM_ERR_IO, "%s: %m", temporary);
     LOOM_TRY(loom_agree(world, status));
     for (int i = 0; i < 1000 && !status; i++) {
         status = step(r);
@@ -519,6 +520,9 @@ int main(int argc, char **argv) {
     if (argc == 2) { /* a folder that all processes see */
         loom_run_options options = test_options();
         job j = job_of(argv[1]);
+        const char *place = getenv("OMPI_COMM_WORLD_RANK");
+        if (!place || strcmp(place, "0") == 0)
+            clear(argv[1]);
         j.io.async_save = true;
         loom_status status = loom_run_mpi(mpi_rank, &j, &options);
         if (status)
