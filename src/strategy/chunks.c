@@ -150,9 +150,10 @@ static bool same_chunk(const wisher *a, const wisher *b) {
     return a->wish.tensor == b->wish.tensor && a->wish.chunk == b->wish.chunk;
 }
 
-/* A reader for each chunk: of those that wish it the one that has read the least so far. */
+/* A reader for each chunk: of those that wish it the one that has read the least so far. Behind the elements of each
+ * member stands how many chunks it reads. */
 static loom_status assign(sharing *s) {
-    int64_t *filled = calloc((size_t)s->members, 2 * sizeof *filled), *rounds = filled + s->members;
+    int64_t *filled = calloc((size_t)s->members, 2 * sizeof *filled);
     s->chunks = calloc((size_t)s->total + 1, sizeof *s->chunks);
     if (!filled || !s->chunks) {
         free(filled);
@@ -165,7 +166,7 @@ static loom_status assign(sharing *s) {
             if (filled[s->wishers[end].member] < filled[reader])
                 reader = s->wishers[end].member;
         filled[reader] += elements_of(s->r, &s->wishers[first].wish);
-        s->chunks[s->chunk_count++] = (shared){first, end - first, reader, rounds[reader]++};
+        s->chunks[s->chunk_count++] = (shared){first, end - first, reader, filled[s->members + reader]++};
     }
     qsort(s->chunks, (size_t)s->chunk_count, sizeof *s->chunks, by_round);
     free(filled);
