@@ -14,6 +14,7 @@
  *   kernels, team      the mathematics on raw arrays; compute threads
  *   safetensors, huggingface, report  files; a trained model as a directory; progress line and metrics
  *   checkpoint, value  sharded checkpoints as files: what is in them; plain data as Python's pickle has it
+ *   checkpoint_io      who turns a state into those files and back, and wrappers around it
  *   checkpoint_tools, load_model  checkpoints rewritten without ranks; a model from what is on the disk alone
  *   profile            where the time goes, operation by operation
  *   names              the nearest of the names there are to one that is not */
@@ -22,6 +23,7 @@
 
 #include <megaloom/callbacks.h>
 #include <megaloom/checkpoint.h>
+#include <megaloom/checkpoint_io.h>
 #include <megaloom/checkpoint_tools.h>
 #include <megaloom/comm.h>
 #include <megaloom/config.h>

@@ -357,9 +357,9 @@ TEST(what_is_not_built_is_refused_by_name) {
     expect_file("model: {architecture: mixtral}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:23: not supported yet: model.architecture=mixtral (the architecture); what works: gpt2, llama, "
         "mistral, qwen2, qwen3, gemma");
-    expect_file("checkpoint: {async_save: true}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:26: not supported yet: checkpoint.async_save=true (saving while training goes on); only false "
-        "works");
+    expect_file("checkpoint: {save_ckpt_format: zarr}\n", LOOM_ERR_UNSUPPORTED,
+        "run.yaml:1:32: not supported yet: checkpoint.save_ckpt_format=zarr (an outdated form, which Megatron-Core has "
+        "given up); what works: torch_dist");
     expect_file("strategy: {start_method: fork}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:26: not supported yet: strategy.start_method=fork (the launcher); what works: popen");
 }
