@@ -72,6 +72,10 @@ void loom__checkpoint_fetch(const loom_checkpoint *checkpoint, const loom__check
 /* loom__checkpoint_chunk_data of what was fetched, or of the file: `data` lives as long as memory and pool as well. */
 loom_status loom__checkpoint_fetched_data(const loom_checkpoint *checkpoint, const loom__checkpoint_entry *entry,
     int64_t chunk, const loom__chunk_memory *memory, loom_value_pool *pool, const void **data);
+/* The same of a tensor of floating-point numbers as fp32, [its elements]: where they are or, when they are of another
+ * dtype or not aligned, in `room` of that size. */
+loom_status loom__checkpoint_fetched_floats(const loom_checkpoint *checkpoint, const loom__checkpoint_entry *entry,
+    int64_t chunk, const loom__chunk_memory *memory, loom_value_pool *pool, float *room, const float **values);
 
 /* Fills the part of `info` that is guessed from names and chunks. */
 void loom__checkpoint_hints(loom_checkpoint *checkpoint);

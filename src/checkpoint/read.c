@@ -114,6 +114,24 @@ static void copy_run(const conversion *how, const unsigned char *from, unsigned 
     }
 }
 
+loom_status loom__checkpoint_fetched_floats(const loom_checkpoint *checkpoint, const loom__checkpoint_entry *entry,
+    int64_t chunk, const loom__chunk_memory *memory, loom_value_pool *pool, float *room, const float **values) {
+    const loom_checkpoint_tensor *tensor = &entry->tensor;
+    const void *data = NULL;
+    int64_t count = 1;
+    conversion how;
+    LOOM_TRY(choose(tensor, LOOM_F32, &how));
+    LOOM_TRY(loom__checkpoint_fetched_data(checkpoint, entry, chunk, memory, pool, &data));
+    for (int i = 0; i < tensor->dims; i++)
+        count *= tensor->chunks[chunk].sizes[i];
+    *values = room;
+    if (tensor->dtype == LOOM_F32 && (uintptr_t)data % sizeof(float) == 0)
+        *values = data;
+    else
+        copy_run(&how, data, (unsigned char *)room, count);
+    return LOOM_OK;
+}
+
 /* Copies the box of `sizes` at from_offsets of an array of shape from_shape to to_offsets of one of shape to_shape; all
  * row-major with `dims` axes. */
 static void copy_box(const conversion *how, int dims, const int64_t *sizes, const void *from, const int64_t *from_shape,

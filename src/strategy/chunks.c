@@ -62,24 +62,14 @@ static void advance(reading *r, int64_t number) {
 static loom_status read_one(reading *r, int64_t number, const float **values) {
     const loom__chunk_wish *wish = &r->queue[number];
     const loom_checkpoint_tensor *tensor = tensor_of(r, wish);
-    const loom_checkpoint_chunk *chunk = &tensor->chunks[wish->chunk];
-    const void *data = NULL;
     advance(r, number);
     loom_value_pool_destroy(r->pool);
     r->pool = NULL;
     if (!r->own)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a chunk of %s", tensor->name);
-    *values = r->own;
-    if (tensor->dtype != LOOM_F32)
-        return loom_checkpoint_read(r->checkpoint, tensor, chunk->offsets, chunk->sizes, LOOM_F32, r->own);
     LOOM_TRY(loom_value_pool_create(&r->pool));
-    LOOM_TRY(loom__checkpoint_fetched_data(
-        r->checkpoint, (const loom__checkpoint_entry *)tensor, wish->chunk, &r->memory[number % 2], r->pool, &data));
-    if ((uintptr_t)data % sizeof(float) == 0)
-        *values = data;
-    else
-        memcpy(r->own, data, (size_t)elements_of(r, wish) * sizeof(float));
-    return LOOM_OK;
+    return loom__checkpoint_fetched_floats(r->checkpoint, (const loom__checkpoint_entry *)tensor, wish->chunk,
+        &r->memory[number % 2], r->pool, r->own, values);
 }
 
 /* Room for the largest chunk of these wishes. */
