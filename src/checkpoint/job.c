@@ -6,9 +6,8 @@
 #include "checkpoint/task.h"
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
-enum { FILE_LEAST = 1 << 20, COPY_ITEM = 1 << 22, ALIGNMENT = 64, HUGE_PAGE = 1 << 21 };
+enum { FILE_LEAST = 1 << 20, COPY_ITEM = 1 << 22, ALIGNMENT = 64 };
 
 typedef struct chunk {
     const loom_checkpoint_shard *from; /* while the job starts */
@@ -35,11 +34,6 @@ struct loom__save_job {
     file *files;
     int file_count;
 };
-
-void loom__copy_memory_free(loom__copy_memory *memory) {
-    free(memory->data);
-    *memory = (loom__copy_memory){0};
-}
 
 static loom_status no_memory(const loom__save_job *job) {
     return loom_fail(LOOM_ERR_MEMORY, "%s: no memory to write it", job->path);
@@ -100,24 +94,9 @@ static void copy_item(void *argument, int64_t item, int worker) {
     size_t first = (size_t)(item - c->first_item[low]) * COPY_ITEM;
     size_t bytes = of->bytes - first < COPY_ITEM ? of->bytes - first : COPY_ITEM;
     if (of->from->data)
-        memcpy(c->to + of->at + first, (const char *)of->from->data + first, bytes);
+        loom__copy_past_caches(c->to + of->at + first, (const char *)of->from->data + first, bytes);
     else
         memset(c->to + of->at + first, 0, bytes);
-}
-
-/* Grows to the bytes of a save; what was copied before is not wanted any more. */
-static loom_status reserve(const loom__save_job *job, loom__copy_memory *memory) {
-    if (memory->bytes >= job->bytes)
-        return LOOM_OK;
-    loom__copy_memory_free(memory);
-    size_t bytes = round_up(job->bytes, HUGE_PAGE);
-    memory->data = aligned_alloc(HUGE_PAGE, bytes);
-    if (!memory->data)
-        return loom_fail(LOOM_ERR_MEMORY, "%s: no memory for a copy of %zu bytes, which an asynchronous save makes",
-            job->path, bytes);
-    memory->bytes = bytes;
-    (void)madvise(memory->data, bytes, MADV_HUGEPAGE); /* a copy into small pages spends its time on their faults */
-    return LOOM_OK;
 }
 
 static loom_status copy_chunks(loom__save_job *job) {
@@ -125,7 +104,7 @@ static loom_status copy_chunks(loom__save_job *job) {
     int64_t *first = calloc((size_t)job->chunk_count + 1, sizeof *first);
     if (!first)
         return no_memory(job);
-    loom_status status = reserve(job, job->config.memory);
+    loom_status status = loom__copy_memory_reserve(job->config.memory, job->path, job->bytes);
     for (int64_t i = 0; i < job->chunk_count; i++) {
         first[i] = items;
         items += (int64_t)((job->chunks[i].bytes + COPY_ITEM - 1) / COPY_ITEM);

@@ -3,16 +3,10 @@
 #ifndef CHECKPOINT_JOB_H
 #define CHECKPOINT_JOB_H
 
+#include "checkpoint/copy.h"
 #include "checkpoint/writer.h"
 #include <megaloom/checkpoint_io.h>
 #include <megaloom/team.h>
-
-/* Memory for copies, kept from one save to the next; zeroed at first. */
-typedef struct loom__copy_memory {
-    void *data;
-    size_t bytes;
-} loom__copy_memory;
-void loom__copy_memory_free(loom__copy_memory *memory);
 
 typedef struct loom__save_job_config {
     int rank;

@@ -133,8 +133,9 @@ static loom_status gather(megatron_io *io, const loom__checkpoint_description *m
 
 static loom_status end_files(megatron_io *io) {
     loom__checkpoint_description mine = {0};
-    LOOM_TRY(loom_agree(world_of(io), loom__save_job_wait(io->job, &mine)));
-    loom_status status = gather(io, &mine);
+    loom_status status = loom_agree(world_of(io), loom__save_job_wait(io->job, &mine));
+    if (!status)
+        status = gather(io, &mine);
     free(mine.data);
     LOOM_TRY(status);
     loom__save_job_destroy(io->job);
@@ -248,6 +249,12 @@ loom_checkpoint_io loom_checkpoint_io_megatron(const loom_checkpoint_io_config *
         .finalize = finalize,
         .load = load,
         .remove = remove_checkpoint};
+}
+
+void loom__megatron_io_prepare(const loom_checkpoint_io *io, size_t bytes) {
+    megatron_io *own = io->context;
+    if (own->config.async_save && !own->path)
+        loom__copy_memory_prepare(&own->memory, loom_rank_team(own->fabric->rank), bytes);
 }
 
 const loom_checkpoint_io_config *loom__megatron_io_config(const loom_checkpoint_io *io) {
