@@ -189,6 +189,11 @@ LOOM_API bool loom_layout_rank_describe(const loom_layout *layout, int64_t rank,
 LOOM_API bool loom_layout_pipeline_describe(const loom_layout *layout, int64_t rank, int64_t which, int64_t *next,
     int64_t *previous, int64_t *first, int64_t *last);
 
+/* Context parallelism cuts a sequence into 2*cp equal chunks; rank `place` of a context group holds chunk `place` and
+ * chunk 2*cp - 1 - place, so that all have as much causal attention to compute. begin[0] < begin[1] = the positions
+ * where its two chunks begin. cp >= 2, s a multiple of 2*cp. */
+LOOM_API void loom_layout_context_chunks(int64_t s, int64_t cp, int64_t place, int64_t begin[2]);
+
 #ifdef __cplusplus
 }
 #endif

@@ -38,8 +38,7 @@ typedef struct loom_model_parallel_config {
     int64_t hierarchical_context_parallel_sizes[LOOM_LAYOUT_HCP_LEVELS]; /* innermost first; 0 ends the list */
 } loom_model_parallel_config;
 
-/* Mixture of experts, by the names of Megatron-Core's TransformerConfig. Only the defaults (no experts) are supported
- * yet. */
+/* Mixture of experts, by the names of Megatron-Core's TransformerConfig. */
 typedef struct loom_moe_config {
     int64_t num_moe_experts; /* 0 = a dense model */
     int64_t moe_ffn_hidden_size;
@@ -72,8 +71,8 @@ typedef struct loom_moe_config {
 } loom_moe_config;
 
 typedef struct loom_model_config {
-    const char *architecture; /* "gpt2", "llama", "mistral", "qwen2", "qwen3" or "gemma": which defaults and Hugging
-                                 Face names; borrowed */
+    const char *architecture; /* "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3" or "gemma": which defaults and
+                                 Hugging Face names; borrowed */
     int64_t num_layers;
     int64_t hidden_size;                  /* h */
     int64_t ffn_hidden_size;              /* f; 0 = 4h */
@@ -115,7 +114,8 @@ typedef struct loom_model_config {
 } loom_model_config;
 
 /* The defaults of an architecture ("gpt2": LayerNorm, tanh GeLU, learned positions, biases, tied head; "llama":
- * RMSNorm, SwiGLU, rotary positions, no biases, untied head; "mistral": the same; "qwen2": llama's with a bias of qkv;
+ * RMSNorm, SwiGLU, rotary positions, no biases, untied head; "mistral": the same; "mixtral": the same,
+ * with experts where moe.num_moe_experts is set; "qwen2": llama's with a bias of qkv;
  * "qwen3": llama's with norms of query and key heads; "gemma": llama's with GeGLU, zero-centred norms, scaled
  * embeddings and a tied head); sizes are 0 and must be set. Another name, or NULL, gets gpt2's defaults and is refused
  * by name where the configuration is used. `architecture` is borrowed. */

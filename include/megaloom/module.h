@@ -19,6 +19,9 @@ typedef struct loom_module_environment {
     /* Of experts: who has which of them, and who shares one; each of one member where nothing is cut. A parameter that
      * is expert_parallel is the same on the members of the expert-data-parallel group. */
     loom_comm *expert_group, *expert_tensor_group;
+    loom_comm *experts_group; /* both together: between them they have one copy of all experts */
+    loom_comm
+        *balance_group; /* the ranks that have the positions of the same samples: a balance loss is of all of them */
     bool sequence_parallel;
     uint64_t seed;               /* of initial weights and dropout */
     bool perform_initialization; /* false: parameters stay zero until somebody loads them */
@@ -28,14 +31,20 @@ typedef struct loom_module_environment {
     int64_t chunk_count;
     const loom_stage *chunks;  /* [chunk_count], borrowed for the call; NULL with one stage */
     loom_comm *pipeline_group; /* the stages, in order; of one member with one stage */
+    loom_comm *context_group;  /* the ranks that share a sequence (context parallelism), each with its rows of a batch;
+                                  NULL, or of one member: none */
 } loom_module_environment;
 
 /* One forward of one microbatch through one chunk. */
 typedef struct loom_forward {
-    const loom_batch *batch; /* borrowed until the tape has been walked or destroyed; the same on every stage */
+    const loom_batch *batch; /* this rank's rows of it under context parallelism; borrowed until the tape has been
+                                walked or destroyed; the same on every stage */
     int64_t chunk;           /* of loom_module_environment.chunks; 0 without interleaving */
     loom_tensor *input;      /* activations of the chunk before, a leaf of the tape; NULL where the model begins */
     bool training;           /* dropout is on */
+    /* The weight of a loss of the module's own (which is a mean over the positions of a microbatch): its gradient is
+     * multiplied by this. 0 without a backward. */
+    double own_loss_scale;
     loom_tensor *
         *logits; /* not NULL: the last stage also hands out its logits [s, b, v/tp]; the caller releases them */
 } loom_forward;

@@ -132,6 +132,11 @@ LOOM_API loom_status loom_tape_create(loom_rank *rank, const loom_tape_options *
 LOOM_API void loom_tape_destroy(loom_tape *tape); /* NULL is accepted */
 LOOM_API loom_rank *loom_tape_rank(const loom_tape *tape);
 LOOM_API bool loom_tape_records(const loom_tape *tape);
+/* Sees the output of each operation that is recorded from now on, before another one reads it (its communication may be
+ * pending: loom_tensor_ready); must not change it. An error ends the operation with it. What a recomputation runs is
+ * seen when it runs first. NULL ends it. */
+typedef loom_status (*loom_tape_observer)(void *context, const char *scope, const char *operation, loom_tensor *output);
+LOOM_API void loom_tape_observe(loom_tape *tape, loom_tape_observer observer, void *context);
 /* Where operations now belong ("decoder.layers.3"), for messages; copied, at most 95 characters. */
 LOOM_API void loom_tape_scope(loom_tape *tape, const char *scope);
 /* Makes the tensor a leaf: its gradient can be read after the backward. A tensor that is a value already is cut off
@@ -202,10 +207,21 @@ LOOM_API loom_status loom_scale(loom_tape *tape, loom_tensor *x, float factor, l
 /* act(x + bias): x [s, b, f or 2f]; bias may be NULL; its gradient is taken in the weight half. */
 LOOM_API loom_status loom_activate(
     loom_tape *tape, loom_activation act, loom_tensor *x, loom_parameter *bias, loom_tensor **output);
+/* Where local rows lie in the sequence: row t is at position first + t before row `turn`, and at second + t - turn from
+ * there on (context parallelism gives a rank two chunks). */
+typedef struct loom_positions {
+    int64_t first, turn, second;
+} loom_positions;
+/* Rows one after the other from `first` on. */
+static inline loom_positions loom_positions_from(int64_t first) {
+    loom_positions positions = {first, INT64_MAX, 0};
+    return positions;
+}
+
 /* residual + dropout(x + bias), all [s, b, h]; bias and residual may be NULL; dropout->probability may be 0. sample:
- * [b], copied. position_offset: global position of local row 0. */
+ * [b], copied. */
 LOOM_API loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_parameter *bias, loom_tensor *residual,
-    const loom_dropout *dropout, const int64_t *sample, int64_t position_offset, loom_tensor **output);
+    const loom_dropout *dropout, const int64_t *sample, loom_positions positions, loom_tensor **output);
 /* x in another dtype: F32 to BF16 or F16, rounded to nearest even, or back, exactly. In x's own dtype the output is x
  * itself, retained. The gradient comes back in the dtype of x. */
 LOOM_API loom_status loom_cast(loom_tape *tape, loom_tensor *x, loom_dtype dtype, loom_tensor **output);

@@ -136,6 +136,10 @@ loom_status loom_generation_create(loom_parallel *parallel, const loom_prompt *p
     const loom_generate_options *options, loom_generation **out) {
     loom_comm *tp = parallel->fabric->groups[LOOM_GROUP_TP];
     loom_generate_options chosen = options ? *options : loom_generate_options_default();
+    if (loom_comm_size(parallel->fabric->groups[LOOM_GROUP_CP]) > 1)
+        return loom_fail(LOOM_ERR_UNSUPPORTED,
+            "not supported yet: generating with context_parallel_size %d; only 1 works",
+            loom_comm_size(parallel->fabric->groups[LOOM_GROUP_CP]));
     LOOM_TRY(loom_agree(tp, check_asked(parallel, prompts, rows, &chosen)));
     LOOM_TRY(check_same(tp, prompts, rows, &chosen));
     loom_generation *generation = calloc(1, sizeof *generation);

@@ -409,3 +409,9 @@ bool loom_layout_rank_describe(const loom_layout *layout, int64_t rank, loom_lay
     *out = r;
     return true;
 }
+
+void loom_layout_context_chunks(int64_t s, int64_t cp, int64_t place, int64_t begin[2]) {
+    int64_t rows = s / (2 * cp);
+    begin[0] = place * rows;
+    begin[1] = (2 * cp - 1 - place) * rows;
+}

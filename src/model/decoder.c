@@ -72,7 +72,7 @@ loom_status loom__decoder_read(loom__decoder *decoder, int64_t *tokens, int64_t 
         .seed = gpt->environment.seed,
         .b = decoder->b,
         .s = s,
-        .first = cache->length,
+        .rows = loom_positions_from(cache->length),
         .rope = gpt->rope,
         .cache = cache,
     };

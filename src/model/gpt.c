@@ -89,6 +89,10 @@ static loom_status bind_parameters(loom__gpt *gpt) {
 static loom_status make_parameters(loom__gpt *gpt, const loom_stage *chunks, int64_t chunk_count) {
     const loom_module_environment *environment = &gpt->environment;
     int tp = loom_comm_size(environment->tensor_group), tp_rank = loom_comm_rank(environment->tensor_group);
+    loom_comm *expert_tensor = environment->expert_tensor_group;
+    const loom__tensor_place at = {tp, tp_rank, expert_tensor ? loom_comm_size(expert_tensor) : 0,
+        expert_tensor ? loom_comm_rank(expert_tensor) : 0, environment->sequence_parallel};
+    int ep = environment->expert_group ? loom_comm_size(environment->expert_group) : 1;
     gpt->given_padded_vocab_size = gpt->config.padded_vocab_size;
     LOOM_TRY(loom__model_config_complete(&gpt->config, tp, environment->sequence_parallel));
     const loom_stage whole = {.layers = gpt->config.num_layers, .embedding = true, .loss = true};
@@ -100,9 +104,15 @@ static loom_status make_parameters(loom__gpt *gpt, const loom_stage *chunks, int
         chunks = &whole;
         chunk_count = 1;
     }
+    LOOM_TRY(loom__model_config_check_context(&gpt->config, tp, loom__gpt_context_size(gpt)));
+    LOOM_TRY(loom__model_config_check_expert_ranks(&gpt->config, ep, at.etp ? at.etp : tp));
     LOOM_TRY(loom__model_spec_create(&gpt->config, &gpt->spec));
     LOOM_TRY(loom__part_create(gpt->spec, environment->stages, chunks, chunk_count, &gpt->part));
-    LOOM_TRY(loom__parameter_set_create(gpt->spec, gpt->part, tp, tp_rank, environment->sequence_parallel, &gpt->set));
+    int64_t experts = gpt->config.moe.num_moe_experts / ep;
+    if (ep > 1)
+        loom__part_keep_experts(gpt->part, experts * loom_comm_rank(environment->expert_group), experts);
+    LOOM_TRY(loom__parameter_set_create(gpt->spec, gpt->part, &at, &gpt->set));
+    gpt->set->experts = environment->experts_group;
     LOOM_TRY(make_chunks(gpt, chunks, chunk_count));
     LOOM_TRY(bind_parameters(gpt));
     LOOM_TRY(make_rope(gpt));
@@ -121,6 +131,7 @@ static loom_status gpt_materialize(void *context, const loom_module_environment 
     /* Making a group is collective: a rank that failed must not be waited for there. */
     LOOM_TRY(
         loom_agree(environment->tensor_group, make_parameters(gpt, environment->chunks, environment->chunk_count)));
+    LOOM_TRY(loom__gpt_make_context_levels(gpt));
     return make_replica_group(gpt);
 }
 
@@ -142,7 +153,11 @@ static void gpt_destroy(void *context) {
     if (!gpt)
         return;
     loom_group_destroy(gpt->replicas);
+    loom_group_destroy(gpt->context_levels[0]);
+    loom_group_destroy(gpt->context_levels[1]);
     free(gpt->chunks);
+    for (int64_t i = 0; gpt->layers && i < gpt->layer_count; i++)
+        loom__layer_unbind(&gpt->layers[i]);
     free(gpt->layers);
     free(gpt->cosine);
     free(gpt->sine);

@@ -5,6 +5,7 @@
 #include "nn/layer.h"
 #include "spec/huggingface.h"
 #include <megaloom/huggingface.h>
+#include <megaloom/layout.h>
 #include <megaloom/module.h>
 #include <megaloom/safetensors.h>
 
@@ -30,7 +31,8 @@ typedef struct loom__gpt {
     /* NULL where no chunk needs them. output: the word embeddings, a copy of them, or a head of its own. */
     loom_parameter *word_embeddings, *position_embeddings, *final_norm, *final_norm_bias, *output;
     float *cosine, *sine;
-    loom_rope_table rope; /* empty without layers */
+    loom_rope_table rope;         /* empty without layers */
+    loom_comm *context_levels[2]; /* of cp_comm_type a2a+p2p: ranks that exchange heads, and those that make a ring */
     loom_comm
         *replicas; /* tensor ranks that hold a copy of the same key/value group; NULL where groups are not replicated */
 } loom__gpt;
@@ -43,6 +45,13 @@ loom_status loom__gpt_create(
 /* The module's forward and activation_shape; context is the loom__gpt. */
 loom_status loom__gpt_forward(void *context, loom_tape *tape, const loom_forward *forward, loom_tensor **output);
 loom_status loom__gpt_activation_shape(void *context, int64_t b, int64_t s, int *dims, int64_t shape[LOOM_MAX_DIMS]);
+
+/* Ranks that share a sequence; 1 without context parallelism. */
+int64_t loom__gpt_context_size(const loom__gpt *gpt);
+/* The groups that cp_comm_type takes. Collective over them. */
+loom_status loom__gpt_make_context_levels(loom__gpt *gpt);
+/* What attention needs to know of the others' rows. Collective over them where documents have boundaries. */
+loom_status loom__gpt_share_sequence(const loom__gpt *gpt, const loom_batch *batch, loom__microbatch *microbatch);
 
 /* Whether loom__gpt_create made the module: its context is a loom__gpt. */
 bool loom__module_is_gpt(const loom_module *module);

@@ -17,6 +17,25 @@ static bool plain_positions(const loom_batch *batch) {
     return true;
 }
 
+static loom__router_options router_options(const loom__gpt *gpt, const loom_forward *forward) {
+    const loom_module_environment *environment = &gpt->environment;
+    const loom_moe_config *moe = &gpt->config.moe;
+    const char *type = moe->moe_router_load_balancing_type ? moe->moe_router_load_balancing_type : "aux_loss";
+    bool per_sequence = strcmp(type, "seq_aux_loss") == 0, balanced = per_sequence || strcmp(type, "aux_loss") == 0;
+    loom_comm *slices = environment->expert_tensor_group ? environment->expert_tensor_group : environment->tensor_group;
+    return (loom__router_options){
+        .router = loom__model_router(&gpt->config),
+        .groups = {environment->expert_group, slices, environment->experts_group,
+            moe->moe_token_dispatcher_type && strcmp(moe->moe_token_dispatcher_type, "allgather") == 0},
+        .training = forward->training,
+        .balance_coefficient = balanced ? moe->moe_aux_loss_coeff : 0,
+        .z_coefficient = moe->moe_z_loss_coeff,
+        .own_loss_scale = forward->own_loss_scale,
+        .balance_per_sequence = per_sequence,
+        .balance_group = environment->balance_group,
+    };
+}
+
 static loom_status make_microbatch(const loom__gpt *gpt, const loom_forward *forward, loom__microbatch **out) {
     const loom_batch *batch = forward->batch;
     bool plain = !batch->position_ids || plain_positions(batch);
@@ -32,6 +51,7 @@ static loom_status make_microbatch(const loom__gpt *gpt, const loom_forward *for
         .seed = gpt->environment.seed,
         .b = batch->b,
         .s = batch->s,
+        .rows = loom_positions_from(0),
         .sample = batch->sample,
         .document_start = batch->document_start,
         .rope = gpt->rope,
@@ -42,6 +62,12 @@ static loom_status make_microbatch(const loom__gpt *gpt, const loom_forward *for
             positions[i] = (int32_t)batch->position_ids[i];
         m->positions = positions;
     }
+    m->router = router_options(gpt, forward);
+    loom_status status = loom__gpt_share_sequence(gpt, batch, m);
+    if (status) {
+        loom__microbatch_release(m);
+        return status;
+    }
     *out = m;
     return LOOM_OK;
 }
@@ -51,7 +77,7 @@ static loom_status local_positions(const loom__microbatch *m, const loom_batch *
     *out = NULL;
     if (!m->positions)
         return LOOM_OK;
-    int64_t rows = m->sequence_parallel ? m->s / loom_comm_size(m->tp) : m->s, first = loom__sequence_offset(m);
+    int64_t rows = m->sequence_parallel ? m->s / loom_comm_size(m->tp) : m->s, first = loom__first_row(m);
     int64_t *local = malloc((size_t)(m->b * rows + 1) * sizeof *local);
     if (!local)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for positions");
@@ -65,7 +91,7 @@ static loom_status embed(
     const loom__gpt *gpt, loom_tape *tape, const loom__microbatch *m, const loom_batch *batch, loom_tensor **output) {
     const loom_model_config *config = &gpt->config;
     loom_tape_scope(tape, "embedding");
-    int64_t rows = gpt->word_embeddings->shape[0], offset = loom__sequence_offset(m);
+    int64_t rows = gpt->word_embeddings->shape[0];
     loom_tensor *words = NULL, *placed = NULL;
     LOOM_TRY(loom__vocab_embedding(tape, batch->tokens, m->b, m->s, gpt->word_embeddings, rows * loom_comm_rank(m->tp),
         config->vocab_size, m->tp, m->sequence_parallel, &words));
@@ -81,7 +107,8 @@ static loom_status embed(
         int64_t *positions;
         status = local_positions(m, batch, &positions);
         if (!status)
-            status = loom__position_embedding(tape, words, gpt->position_embeddings, positions, offset, &placed);
+            status = loom__position_embedding(
+                tape, words, gpt->position_embeddings, positions, m->rows.first + loom__first_row(m), &placed);
         free(positions);
         loom_tensor_release(words);
     } else {
@@ -89,7 +116,7 @@ static loom_status embed(
     }
     if (!status && m->training && config->hidden_dropout > 0) {
         loom_dropout dropout = {(float)config->hidden_dropout, m->seed, 0xffffffffu, LOOM_DROPOUT_EMBEDDING};
-        status = loom_bias_dropout_add(tape, placed, NULL, NULL, &dropout, m->sample, offset, output);
+        status = loom_bias_dropout_add(tape, placed, NULL, NULL, &dropout, m->sample, loom__row_positions(m), output);
         loom_tensor_release(placed);
         return status;
     }
@@ -243,10 +270,11 @@ static loom_status check_forward(const loom__gpt *gpt, const loom_forward *forwa
         return loom_fail(LOOM_ERR_ARGUMENT, "chunk of a forward: found %lld, expected 0 to %lld",
             (long long)forward->chunk, (long long)(gpt->chunk_count - 1));
     const loom__gpt_chunk *chunk = &gpt->chunks[forward->chunk];
+    int64_t length = batch->s * loom__gpt_context_size(gpt);
     LOOM_TRY(loom__gpt_activation_shape((void *)(uintptr_t)gpt, batch->b, batch->s, &dims, shape));
-    if (config->position_embedding_type == LOOM_POSITION_LEARNED && batch->s > config->max_position_embeddings)
+    if (config->position_embedding_type == LOOM_POSITION_LEARNED && length > config->max_position_embeddings)
         return loom_fail(LOOM_ERR_CONFIG,
-            "a sequence of %lld positions, but the model has %lld (max_position_embeddings)", (long long)batch->s,
+            "a sequence of %lld positions, but the model has %lld (max_position_embeddings)", (long long)length,
             (long long)config->max_position_embeddings);
     LOOM_TRY(check_input(gpt, forward, chunk, dims, shape));
     return check_values(gpt, batch, chunk->place.loss);

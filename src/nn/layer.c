@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static loom_parameter *find(const loom__parameter_set *set, int64_t number, const char *what) {
     char name[LOOM__PARAMETER_NAME_MAX];
@@ -13,8 +14,44 @@ static loom_parameter *find(const loom__parameter_set *set, int64_t number, cons
     return loom__parameter_set_find(set, name);
 }
 
+static bool belongs(const loom__parameter_descriptor *descriptor, const loom__layer *layer, const char *end) {
+    size_t length = strlen(descriptor->name), tail = strlen(end);
+    return descriptor->layer == layer->number && descriptor->expert >= 0 && length > tail &&
+           strcmp(descriptor->name + length - tail, end) == 0;
+}
+
+/* This rank's experts, which are in order in its part. */
+static loom_status bind_experts(const loom__parameter_set *set, loom__layer *layer) {
+    if (!loom__layer_has_experts(layer->config, layer->number))
+        return LOOM_OK;
+    size_t most = (size_t)layer->config->moe.num_moe_experts;
+    layer->router = find(set, layer->number, "mlp.router.weight");
+    layer->experts_fc1 = calloc(2 * most, sizeof *layer->experts_fc1);
+    if (!layer->experts_fc1)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %zu experts", most);
+    layer->experts_fc2 = layer->experts_fc1 + most;
+    int64_t first = 0, second = 0;
+    for (int64_t i = 0; i < set->count; i++) {
+        const loom__parameter_descriptor *descriptor = set->part->entries[i].descriptor;
+        if (belongs(descriptor, layer, "linear_fc1.weight"))
+            layer->experts_fc1[first++] = &set->parameters[i];
+        else if (belongs(descriptor, layer, "linear_fc2.weight"))
+            layer->experts_fc2[second++] = &set->parameters[i];
+    }
+    layer->expert_count = first;
+    if (layer->router && first > 0 && first == second)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_INTERNAL, "the spec lacks an expert of layer %lld", (long long)layer->number);
+}
+
+void loom__layer_unbind(loom__layer *layer) {
+    free(layer->experts_fc1);
+    layer->experts_fc1 = layer->experts_fc2 = NULL;
+}
+
 loom_status loom__layer_bind(
     const loom__parameter_set *set, const loom_model_config *config, int64_t number, loom__layer *layer) {
+    bool experts = loom__layer_has_experts(config, number);
     *layer = (loom__layer){
         .number = number,
         .config = config,
@@ -28,30 +65,40 @@ loom_status loom__layer_bind(
         .proj_bias = find(set, number, "self_attention.linear_proj.bias"),
         .mlp_norm = find(set, number, "pre_mlp_layernorm.weight"),
         .mlp_norm_bias = find(set, number, "pre_mlp_layernorm.bias"),
-        .fc1 = find(set, number, "mlp.linear_fc1.weight"),
+        .fc1 = find(set, number, experts ? "mlp.shared_experts.linear_fc1.weight" : "mlp.linear_fc1.weight"),
         .fc1_bias = find(set, number, "mlp.linear_fc1.bias"),
-        .fc2 = find(set, number, "mlp.linear_fc2.weight"),
+        .fc2 = find(set, number, experts ? "mlp.shared_experts.linear_fc2.weight" : "mlp.linear_fc2.weight"),
         .fc2_bias = find(set, number, "mlp.linear_fc2.bias"),
     };
+    LOOM_TRY(bind_experts(set, layer));
     bool heads_have_norms = layer->q_norm && layer->k_norm;
     if (!layer->input_norm || !layer->qkv || heads_have_norms != config->qk_layernorm || !layer->proj ||
-        !layer->mlp_norm || !layer->fc1 || !layer->fc2)
+        !layer->mlp_norm || (!layer->router && (!layer->fc1 || !layer->fc2)))
         return loom_fail(LOOM_ERR_INTERNAL, "the spec lacks a parameter of layer %lld", (long long)number);
     return LOOM_OK;
 }
 
 void loom__microbatch_release(void *microbatch) {
     loom__microbatch *m = microbatch;
-    if (m && --m->references == 0)
-        free(m);
+    if (!m || --m->references > 0)
+        return;
+    free(m->context_memory);
+    free(m);
 }
 
 static int tp_size(const loom__microbatch *m) {
     return loom_comm_size(m->tp);
 }
 
-int64_t loom__sequence_offset(const loom__microbatch *m) {
-    return m->first + (m->sequence_parallel ? m->s / tp_size(m) * loom_comm_rank(m->tp) : 0);
+int64_t loom__first_row(const loom__microbatch *m) {
+    return m->sequence_parallel ? m->s / tp_size(m) * loom_comm_rank(m->tp) : 0;
+}
+
+loom_positions loom__row_positions(const loom__microbatch *m) {
+    const int64_t row = loom__first_row(m), turn = m->rows.turn;
+    if (row < turn)
+        return (loom_positions){m->rows.first + row, turn == INT64_MAX ? turn : turn - row, m->rows.second};
+    return loom_positions_from(m->rows.second + row - turn);
 }
 
 static int64_t local_heads(const loom_model_config *config, const loom__microbatch *m) {
@@ -97,6 +144,30 @@ static layer_call *layer_call_create(const loom__layer *layer, loom__microbatch 
     return call;
 }
 
+static loom_status attend(loom_tape *tape, const loom__microbatch *m, loom_tensor *qkv,
+    const loom_attention_options *options, loom_tensor **output) {
+    return m->ring ? loom__ring_attention(tape, qkv, options, m->ring, output)
+                   : loom_attention(tape, qkv, options, output);
+}
+
+/* More rows of fewer heads: then attention, then back. */
+static loom_status attention_by_heads(loom_tape *tape, const loom__microbatch *m, loom_tensor *qkv,
+    const loom_attention_options *all, loom_tensor **output) {
+    int64_t size = loom_comm_size(m->heads_group);
+    loom_attention_options options = *all;
+    options.n /= size;
+    options.g /= size;
+    options.head_offset += options.n * loom_comm_rank(m->heads_group);
+    loom_tensor *part = NULL, *context = NULL;
+    LOOM_TRY(loom__heads_for_rows(tape, qkv, m->heads_group, &part));
+    loom_status status = attend(tape, m, part, &options, &context);
+    loom_tensor_release(part);
+    if (!status)
+        status = loom__rows_for_heads(tape, context, m->heads_group, output);
+    loom_tensor_release(context);
+    return status;
+}
+
 /* qkv [s, b, …] after its projection, norms and rotation -> [s, b, n/tp*d]. */
 static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *qkv, loom_tensor **output) {
     const layer_call *call = argument;
@@ -117,7 +188,9 @@ static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *
     };
     if (m->cache)
         return loom__cached_attention(tape, m->cache, call->layer->number, qkv, &options, output);
-    return loom_attention(tape, qkv, &options, output);
+    if (m->heads_group)
+        return attention_by_heads(tape, m, qkv, &options, output);
+    return attend(tape, m, qkv, &options, output);
 }
 
 static loom_status norm_heads(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor **qkv) {
@@ -139,8 +212,8 @@ static loom_status rotate(const loom__layer *layer, loom_tape *tape, const loom_
         return LOOM_OK;
     int64_t g = local_groups(config, m);
     loom_tensor *rotated;
-    LOOM_TRY(loom_rope(
-        tape, *qkv, &m->rope, g, local_heads(config, m) / g, config->kv_channels, m->positions, m->first, &rotated));
+    LOOM_TRY(loom_rope(tape, *qkv, &m->rope, g, local_heads(config, m) / g, config->kv_channels, m->positions,
+        m->rows.first, &rotated));
     loom_tensor_release(*qkv);
     *qkv = rotated;
     return LOOM_OK;
@@ -172,30 +245,84 @@ static loom_status self_attention(
     if (!status) {
         loom_dropout dropout = site_dropout(m, config->hidden_dropout, layer->number, LOOM_DROPOUT_PROJECTION);
         status = loom_bias_dropout_add(
-            tape, projected, layer->proj_bias, x, &dropout, m->sample, loom__sequence_offset(m), output);
+            tape, projected, layer->proj_bias, x, &dropout, m->sample, loom__row_positions(m), output);
     }
     loom_tensor_release(projected);
+    return status;
+}
+
+static loom_status dense_mlp(
+    const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **narrow) {
+    loom_tensor *wide = NULL, *active = NULL;
+    loom_status status = loom__column_linear(tape, normed, layer->fc1, NULL, m->tp, m->sequence_parallel, &wide);
+    if (!status)
+        status = loom_activate(tape, layer->config->activation, wide, layer->fc1_bias, &active);
+    loom_tensor_release(wide);
+    if (!status)
+        status = loom__row_linear(tape, active, layer->fc2, m->tp, m->sequence_parallel, narrow);
+    loom_tensor_release(active);
+    return status;
+}
+
+static loom_status through_experts(
+    const loom__layer *layer, loom_tape *tape, loom_tensor *rows, const loom__routed *routed, loom_tensor **narrow) {
+    loom_tensor *wide = NULL, *active = NULL;
+    loom_status status = loom__expert_linear(tape, rows, routed, layer->experts_fc1, &wide);
+    if (!status)
+        status = loom_activate(tape, layer->config->activation, wide, NULL, &active);
+    loom_tensor_release(wide);
+    if (!status)
+        status = loom__expert_linear(tape, active, routed, layer->experts_fc2, narrow);
+    loom_tensor_release(active);
+    return status;
+}
+
+static loom_status routed_experts(
+    const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **output) {
+    loom_tensor *probs = NULL, *rows = NULL, *narrow = NULL;
+    loom__routed *routed = NULL;
+    loom_status status = loom__route_tokens(tape, normed, layer->router, &m->router, &probs, &routed);
+    if (!status)
+        status = loom__expert_dispatch(tape, normed, routed, &rows);
+    if (!status)
+        status = through_experts(layer, tape, rows, routed, &narrow);
+    loom_tensor_release(rows);
+    if (!status)
+        status = loom__expert_combine(tape, narrow, probs, routed, normed->shape[0], normed->shape[1], output);
+    loom_tensor_release(narrow);
+    loom_tensor_release(probs);
+    loom__routed_release(routed);
+    return status;
+}
+
+/* The routed experts, and beside them those that every token goes to. */
+static loom_status experts(
+    const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **output) {
+    if (!layer->fc1)
+        return routed_experts(layer, tape, m, normed, output);
+    loom_tensor *routed = NULL, *shared = NULL;
+    loom_status status = routed_experts(layer, tape, m, normed, &routed);
+    if (!status)
+        status = dense_mlp(layer, tape, m, normed, &shared);
+    if (!status)
+        status = loom_add(tape, routed, shared, output);
+    loom_tensor_release(routed);
+    loom_tensor_release(shared);
     return status;
 }
 
 static loom_status mlp(
     const loom__layer *layer, loom_tape *tape, loom__microbatch *m, loom_tensor *x, loom_tensor **output) {
     const loom_model_config *config = layer->config;
-    loom_tensor *normed = NULL, *wide = NULL, *active = NULL, *narrow = NULL;
+    loom_tensor *normed = NULL, *narrow = NULL;
     loom_status status = loom__norm(tape, config, x, layer->mlp_norm, layer->mlp_norm_bias, &normed);
     if (!status)
-        status = loom__column_linear(tape, normed, layer->fc1, NULL, m->tp, m->sequence_parallel, &wide);
+        status = layer->router ? experts(layer, tape, m, normed, &narrow) : dense_mlp(layer, tape, m, normed, &narrow);
     loom_tensor_release(normed);
-    if (!status)
-        status = loom_activate(tape, config->activation, wide, layer->fc1_bias, &active);
-    loom_tensor_release(wide);
-    if (!status)
-        status = loom__row_linear(tape, active, layer->fc2, m->tp, m->sequence_parallel, &narrow);
-    loom_tensor_release(active);
     if (!status) {
         loom_dropout dropout = site_dropout(m, config->hidden_dropout, layer->number, LOOM_DROPOUT_MLP);
         status = loom_bias_dropout_add(
-            tape, narrow, layer->fc2_bias, x, &dropout, m->sample, loom__sequence_offset(m), output);
+            tape, narrow, layer->fc2_bias, x, &dropout, m->sample, loom__row_positions(m), output);
     }
     loom_tensor_release(narrow);
     return status;

@@ -4,6 +4,8 @@
 
 #include "nn/cache.h"
 #include "nn/parameters.h"
+#include "parallel/context.h"
+#include "parallel/experts.h"
 
 /* What a forward needs to know beside its activations. Shared by all layers of one microbatch; counted, because a
  * recomputation needs it again in the backward. */
@@ -14,11 +16,18 @@ typedef struct loom__microbatch {
     bool training;
     uint64_t seed;
     int64_t b, s;
-    int64_t first;                 /* global position of the first row; 0 but in generation */
+    loom_positions rows;           /* where the s rows of this rank lie in the sequence */
     const int64_t *sample;         /* [b] */
-    const int32_t *document_start; /* [b, s] or NULL */
+    const int32_t *document_start; /* [b, rows that attention works on] or NULL */
     const int32_t *positions;      /* [b, s] or NULL where row t is at position t */
     loom_rope_table rope;
+    loom__router_options router; /* of layers of experts */
+    /* Of context parallelism: heads_group exchanges heads for rows (a2a), then ring passes keys and values. NULL: not
+     * done.
+     */
+    loom_comm *heads_group;
+    const loom__ring *ring;
+    void *context_memory;  /* of ring, and of document_start where more rows are attended to than are here; owned */
     loom__kv_cache *cache; /* of generation, borrowed: attention reads positions before `first` from it; or NULL */
 } loom__microbatch;
 
@@ -26,12 +35,19 @@ typedef struct loom__layer {
     int64_t number; /* global, from 0 */
     const loom_model_config *config;
     loom_parameter *input_norm, *input_norm_bias, *qkv, *qkv_bias, *q_norm, *k_norm, *proj, *proj_bias;
-    loom_parameter *mlp_norm, *mlp_norm_bias, *fc1, *fc1_bias, *fc2, *fc2_bias;
+    loom_parameter *mlp_norm, *mlp_norm_bias, *fc1, *fc1_bias, *fc2, *fc2_bias; /* fc1, fc2: of the shared experts in a
+                                                                                   layer of experts, or NULL there */
+    /* Of a layer of experts: the router, and the weights of this rank's experts in order; NULL elsewhere. The lists are
+     * the layer's own. */
+    loom_parameter *router, **experts_fc1, **experts_fc2;
+    int64_t expert_count;
 } loom__layer;
 
 /* Finds the parameters of layer `number` in the set. */
 loom_status loom__layer_bind(
     const loom__parameter_set *set, const loom_model_config *config, int64_t number, loom__layer *layer);
+
+void loom__layer_unbind(loom__layer *layer);
 
 /* x, *output: [s, b, h], or [s/tp, b, h] with sequence parallelism. Recomputation as configured. */
 loom_status loom__layer_forward(
@@ -41,9 +57,11 @@ loom_status loom__layer_forward(
 loom_status loom__norm(loom_tape *tape, const loom_model_config *config, loom_tensor *x, loom_parameter *weight,
     loom_parameter *bias, loom_tensor **output);
 
-/* Global position of the first row of a tensor that is sharded over the sequence; `first` without sequence parallelism.
- */
-int64_t loom__sequence_offset(const loom__microbatch *microbatch);
+/* Number of the first of this rank's s rows that a tensor has which is sharded over the tensor ranks; 0 without
+ * sequence parallelism. */
+int64_t loom__first_row(const loom__microbatch *microbatch);
+/* Where the rows of such a tensor lie in the sequence. */
+loom_positions loom__row_positions(const loom__microbatch *microbatch);
 
 void loom__microbatch_release(void *microbatch);
 

@@ -5,23 +5,34 @@
 #include <stdlib.h>
 #include <string.h>
 
-static loom_status make_parameter(loom__parameter_set *set, int64_t index, bool sequence_parallel) {
+/* The tensor ranks that share the parameter. */
+static int tensor_size(const loom__parameter_set *set, const loom__parameter_descriptor *descriptor) {
+    return descriptor->expert >= 0 && set->at.etp ? set->at.etp : set->at.tp;
+}
+
+static int tensor_rank(const loom__parameter_set *set, const loom__parameter_descriptor *descriptor) {
+    return descriptor->expert >= 0 && set->at.etp ? set->at.etp_rank : set->at.tp_rank;
+}
+
+static loom_status make_parameter(loom__parameter_set *set, int64_t index) {
     const loom__part_entry *entry = &set->part->entries[index];
     const loom__parameter_descriptor *descriptor = entry->descriptor;
     loom_parameter *parameter = &set->parameters[index];
+    int tp = tensor_size(set, descriptor), tp_rank = tensor_rank(set, descriptor);
     parameter->name = descriptor->name;
     parameter->dims = descriptor->dims;
-    loom__parameter_local_shape(set->spec, descriptor, set->tp, parameter->shape);
-    parameter->tensor_parallel = descriptor->shard != LOOM__SHARD_NONE && set->tp > 1;
-    parameter->sequence_partial = descriptor->sequence_partial && sequence_parallel;
-    parameter->tensor_partial = descriptor->tensor_partial && set->tp > 1;
+    loom__parameter_local_shape(set->spec, descriptor, tp, parameter->shape);
+    parameter->tensor_parallel = descriptor->shard != LOOM__SHARD_NONE && tp > 1;
+    parameter->sequence_partial = descriptor->sequence_partial && set->at.sequence_parallel;
+    parameter->tensor_partial = descriptor->tensor_partial && tp > 1;
+    parameter->expert_parallel = descriptor->expert >= 0;
     parameter->decay = descriptor->decay;
     parameter->embedding_or_output = descriptor->embedding_or_output;
     parameter->chunk = entry->chunk;
     parameter->shared_ends = entry->shared_ends;
     parameter->descriptor = descriptor;
     parameter->index = index;
-    parameter->owned = entry->copy ? 0 : loom__parameter_owned_count(set->spec, descriptor, set->tp, set->tp_rank);
+    parameter->owned = entry->copy ? 0 : loom__parameter_owned_count(set->spec, descriptor, tp, tp_rank);
     int64_t count = loom_parameter_count(parameter);
     parameter->memory = parameter->data = calloc((size_t)count + 1, sizeof(float));
     return parameter->data
@@ -29,12 +40,12 @@ static loom_status make_parameter(loom__parameter_set *set, int64_t index, bool 
                : loom_fail(LOOM_ERR_MEMORY, "out of memory for %s: %lld elements", parameter->name, (long long)count);
 }
 
-loom_status loom__parameter_set_create(const loom__model_spec *spec, const loom__part *part, int tp, int tp_rank,
-    bool sequence_parallel, loom__parameter_set **out) {
+loom_status loom__parameter_set_create(
+    const loom__model_spec *spec, const loom__part *part, const loom__tensor_place *at, loom__parameter_set **out) {
     loom__parameter_set *set = calloc(1, sizeof *set);
     if (!set)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the parameters of a model");
-    *set = (loom__parameter_set){.spec = spec, .part = part, .tp = tp, .tp_rank = tp_rank};
+    *set = (loom__parameter_set){.spec = spec, .part = part, .at = *at};
     /* A stage of a pipeline may hold nothing at all. */
     set->parameters = calloc((size_t)part->count + 1, sizeof *set->parameters);
     set->list = calloc((size_t)part->count + 1, sizeof *set->list);
@@ -44,7 +55,7 @@ loom_status loom__parameter_set_create(const loom__model_spec *spec, const loom_
     for (int64_t i = 0; !status && i < part->count; i++) {
         set->list[i] = &set->parameters[i];
         set->count = i + 1;
-        status = make_parameter(set, i, sequence_parallel);
+        status = make_parameter(set, i);
     }
     if (status) {
         loom__parameter_set_destroy(set);
@@ -94,7 +105,8 @@ loom_status loom__parameter_set_initialize(loom__parameter_set *set, uint64_t se
             continue;
         uint64_t name = loom__hash_name(set->spec->parameters[entry->canonical].name);
         fill_context context = {seed, name, descriptor, parameter->data};
-        LOOM_TRY(loom__parameter_shard_runs(set->spec, descriptor, set->tp, set->tp_rank, fill_run, &context));
+        LOOM_TRY(loom__parameter_shard_runs(
+            set->spec, descriptor, tensor_size(set, descriptor), tensor_rank(set, descriptor), fill_run, &context));
     }
     return LOOM_OK;
 }
@@ -153,20 +165,31 @@ static loom_status scatter_run(void *context, int64_t local_first, int64_t canon
     return LOOM_OK;
 }
 
-loom_status loom__parameter_gather(
-    const loom__parameter_set *set, int64_t index, loom__parameter_array array, loom_comm *tp, float *canonical) {
+/* canonical = what this rank owns of the parameter, zero elsewhere. */
+static loom_status gather_own(
+    const loom__parameter_set *set, int64_t index, loom__parameter_array array, float *canonical) {
     const loom__parameter_descriptor *descriptor = set->part->entries[index].descriptor;
     const loom_parameter *parameter = &set->parameters[index];
-    int64_t count = loom__descriptor_count(descriptor);
-    memset(canonical, 0, (size_t)count * sizeof(float));
+    memset(canonical, 0, (size_t)loom__descriptor_count(descriptor) * sizeof(float));
     copy_context context = {LOOM_F32, parameter->grad, canonical, parameter->owned};
     if (array == LOOM__PARAMETER_DATA) {
         context.dtype = parameter->dtype;
         context.local = loom_parameter_values(parameter);
     }
-    LOOM_TRY(loom__parameter_shard_runs(set->spec, descriptor, set->tp, set->tp_rank, gather_run, &context));
-    /* Each canonical element is owned by one rank and zero on the others, so the sum is a copy (of −0 it makes +0). */
-    return set->tp > 1 ? loom_all_reduce(tp, canonical, canonical, count, LOOM_F32, LOOM_SUM) : LOOM_OK;
+    return loom__parameter_shard_runs(
+        set->spec, descriptor, tensor_size(set, descriptor), tensor_rank(set, descriptor), gather_run, &context);
+}
+
+/* Each canonical element is owned by one rank and zero on the others, so the sum is a copy (of −0 it makes +0). */
+static loom_status join(loom_comm *group, float *canonical, int64_t count) {
+    return group && loom_comm_size(group) > 1 ? loom_all_reduce(group, canonical, canonical, count, LOOM_F32, LOOM_SUM)
+                                              : LOOM_OK;
+}
+
+loom_status loom__parameter_gather(
+    const loom__parameter_set *set, int64_t index, loom__parameter_array array, loom_comm *tp, float *canonical) {
+    LOOM_TRY(gather_own(set, index, array, canonical));
+    return join(tp, canonical, loom__descriptor_count(set->part->entries[index].descriptor));
 }
 
 /* Where the parameters of the spec are. */
@@ -176,7 +199,8 @@ typedef struct places {
 } places;
 
 /* The stages ask each other instead of the configuration, so that whatever cut the model is followed. */
-static loom_status find_stages(const loom__model_spec *spec, loom_comm *pp, const places *at) {
+static loom_status find_stages(const loom__parameter_set *set, loom_comm *pp, const places *at) {
+    const loom__model_spec *spec = set->spec;
     int64_t count = spec->count, *holders = malloc((size_t)(2 * count + 1) * sizeof *holders);
     if (!holders)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the places of %lld parameters", (long long)count);
@@ -186,6 +210,9 @@ static loom_status find_stages(const loom__model_spec *spec, loom_comm *pp, cons
     }
     loom_status status =
         pp && loom_comm_size(pp) > 1 ? loom_all_reduce(pp, holders, holders, 2 * count, LOOM_I64, LOOM_SUM) : LOOM_OK;
+    /* An expert that is not here is on another rank of its stage. */
+    if (!status && set->experts)
+        status = loom_all_reduce(set->experts, holders, holders, 2 * count, LOOM_I64, LOOM_MAX);
     for (int64_t i = 0; !status && i < count; i++) {
         at->stage[i] = holders[count + i];
         if (holders[i] != 1)
@@ -204,8 +231,13 @@ static loom_status visit_one(const loom__parameter_set *set, const places *at, i
     if (!canonical)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %s", descriptor->name);
     loom_status status = LOOM_OK;
-    if (at->here[number] >= 0)
-        status = loom__parameter_gather(set, at->here[number], array, tp, canonical);
+    int64_t here = at->here[number];
+    bool expert = descriptor->expert >= 0, mine = !pp || loom_comm_rank(pp) == at->stage[number];
+    memset(canonical, 0, (size_t)count * sizeof *canonical);
+    if (here >= 0)
+        status = gather_own(set, here, array, canonical);
+    if (!status && mine)
+        status = join(expert ? set->experts : tp, canonical, count);
     if (!status && pp && loom_comm_size(pp) > 1)
         status = loom_broadcast(pp, canonical, count, LOOM_F32, (int)at->stage[number]);
     for (int64_t i = 0; !status && factor != 1 && i < count; i++)
@@ -229,7 +261,7 @@ loom_status loom__parameter_set_visit(const loom__parameter_set *set, loom__para
         if (!set->part->entries[i].copy)
             at.here[set->part->entries[i].canonical] = i;
     if (!status)
-        status = find_stages(set->spec, pp, &at);
+        status = find_stages(set, pp, &at);
     for (int64_t i = 0; !status && i < count; i++)
         status = visit_one(set, &at, i, array, tp, pp, factor, body, context);
     free(at.here);
@@ -238,8 +270,9 @@ loom_status loom__parameter_set_visit(const loom__parameter_set *set, loom__para
 }
 
 loom_status loom__parameter_scatter(loom__parameter_set *set, int64_t index, const float *canonical) {
-    loom_parameter *parameter = &set->parameters[index];
+    const loom__parameter_descriptor *descriptor = set->part->entries[index].descriptor;
+    const loom_parameter *parameter = &set->parameters[index];
     copy_context context = {parameter->dtype, loom_parameter_values(parameter), (float *)(uintptr_t)canonical, 0};
     return loom__parameter_shard_runs(
-        set->spec, set->part->entries[index].descriptor, set->tp, set->tp_rank, scatter_run, &context);
+        set->spec, descriptor, tensor_size(set, descriptor), tensor_rank(set, descriptor), scatter_run, &context);
 }

@@ -5,18 +5,27 @@
 #include "spec/part.h"
 #include <megaloom/tensor.h>
 
+/* A rank among those that cut the tensors of a model. */
+typedef struct loom__tensor_place {
+    int tp, tp_rank;
+    int etp, etp_rank; /* the same for tensors of experts; 0 = as tp */
+    bool sequence_parallel;
+} loom__tensor_place;
+
 typedef struct loom__parameter_set {
     const loom__model_spec *spec; /* borrowed, as is the part */
     const loom__part *part;
     int64_t count;              /* the part's */
     loom_parameter *parameters; /* one an entry of the part, in its order */
     loom_parameter **list;      /* pointers to them */
-    int tp, tp_rank;
+    loom__tensor_place at;
+    loom_comm *experts; /* the ranks that have one copy of all experts between them, over expert-tensor and expert
+                           ranks; NULL: this rank has them all. Borrowed; set by whoever knows it */
 } loom__parameter_set;
 
-/* Shapes, flags and zeroed data of rank tp_rank of tp; no grad. */
-loom_status loom__parameter_set_create(const loom__model_spec *spec, const loom__part *part, int tp, int tp_rank,
-    bool sequence_parallel, loom__parameter_set **set);
+/* Shapes, flags and zeroed data of the rank at that place; no grad. */
+loom_status loom__parameter_set_create(
+    const loom__model_spec *spec, const loom__part *part, const loom__tensor_place *at, loom__parameter_set **set);
 void loom__parameter_set_destroy(loom__parameter_set *set);
 /* Fills every parameter (F32: narrowing comes later) with its initial values: a function of (seed, canonical name,
  * canonical element) alone. */
@@ -28,8 +37,8 @@ loom_parameter *loom__parameter_set_find(const loom__parameter_set *set, const c
 typedef enum loom__parameter_array { LOOM__PARAMETER_DATA, LOOM__PARAMETER_GRAD } loom__parameter_array;
 
 /* The canonical (whole, unpadded) tensor of parameter `index` of the set, not a copy, in fp32 whatever it is kept in,
- * the same on every rank of the tensor group. canonical has shape[0]*shape[1] elements. Collective over tp; tp may be
- * NULL for one rank. */
+ * the same on every rank of the tensor group (of an expert: of set->experts, whether it is here or not). canonical has
+ * shape[0]*shape[1] elements. Collective over tp; tp may be NULL for one rank. */
 loom_status loom__parameter_gather(
     const loom__parameter_set *set, int64_t index, loom__parameter_array array, loom_comm *tp, float *canonical);
 /* Calls body(context, number, canonical) for every parameter of the spec in order, with its canonical tensor times

@@ -3,7 +3,8 @@
 #include <stddef.h>
 #include <string.h>
 
-static const char *const names[LOOM__ARCHITECTURE_COUNT] = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma"};
+static const char *const names[LOOM__ARCHITECTURE_COUNT] = {
+    "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma"};
 
 loom__architecture loom__architecture_find(const char *name) {
     for (int i = 0; name && i < LOOM__ARCHITECTURE_COUNT; i++)

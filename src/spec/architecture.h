@@ -10,6 +10,7 @@ typedef enum loom__architecture {
     LOOM__GPT2,
     LOOM__LLAMA,
     LOOM__MISTRAL,
+    LOOM__MIXTRAL,
     LOOM__QWEN2,
     LOOM__QWEN3,
     LOOM__GEMMA,
@@ -17,7 +18,7 @@ typedef enum loom__architecture {
 } loom__architecture;
 
 /* Their names, for messages. */
-#define LOOM__ARCHITECTURES_BUILT "gpt2, llama, mistral, qwen2, qwen3 and gemma"
+#define LOOM__ARCHITECTURES_BUILT "gpt2, llama, mistral, mixtral, qwen2, qwen3 and gemma"
 
 /* The architecture of that name; LOOM__ARCHITECTURE_UNKNOWN for NULL and for any other name. */
 loom__architecture loom__architecture_find(const char *name);

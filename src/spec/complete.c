@@ -212,6 +212,7 @@ loom_status loom__model_config_complete(loom_model_config *config, int64_t tp, b
     check_sequence(&faults, &made, tp, sequence_parallel);
     check_enumerations(&faults, &made);
     check_numbers(&faults, &made);
+    loom__model_config_complete_experts(&made, tp, sequence_parallel, &faults);
     if (sequence_parallel && tp == 1)
         loom__faults_add(&faults, LOOM_ERR_CONFIG,
             "sequence_parallel needs tensor_model_parallel_size > 1, found 1: switch it off or use at least 2");

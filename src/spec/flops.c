@@ -8,8 +8,16 @@ double loom_model_flops_per_token(const loom_model_config *config) {
     double seen =
         config->window_size > 0 && (double)config->window_size < s ? (double)config->window_size : (s + 1) / 2;
     double gates = loom_activation_is_gated(config->activation) ? 2 : 1;
-    double projections = h * (n + 2 * g) * d + n * d * h + gates * h * f + f * h;
+    double projections = h * (n + 2 * g) * d + n * d * h, dense = gates * h * f + f * h;
     double attention = 2 * seen * n * d;
     double head = h * (double)config->vocab_size;
-    return 3 * 2 * ((double)config->num_layers * (projections + attention) + head);
+    /* A token goes through its experts alone. */
+    const loom_moe_config *moe = &config->moe;
+    double width = (double)moe->moe_router_topk * (double)moe->moe_ffn_hidden_size +
+                   (double)moe->moe_shared_expert_intermediate_size;
+    double sparse = h * (double)moe->num_moe_experts + (gates + 1) * h * width, layers = (double)config->num_layers;
+    int64_t every = moe->moe_layer_freq > 0 ? moe->moe_layer_freq : 1;
+    double with_experts = moe->num_moe_experts > 0 ? (double)((config->num_layers + every - 1) / every) : 0;
+    return 3 * 2 *
+           (layers * (projections + attention) + (layers - with_experts) * dense + with_experts * sparse + head);
 }

@@ -16,12 +16,13 @@ static bool is_gpt2(const loom__model_spec *spec) {
 
 /* What the files of a family of Llama's kin have; without any of it they are Llama's. */
 typedef struct family {
-    bool biases, qkv_bias, window, qk_norm, zero_centered, scaled;
+    bool biases, qkv_bias, window, qk_norm, zero_centered, scaled, experts;
 } family;
 
 static const family families[LOOM__ARCHITECTURE_COUNT] = {[LOOM__GPT2] = {.biases = true},
     [LOOM__LLAMA] = {.biases = true},
     [LOOM__MISTRAL] = {.window = true},
+    [LOOM__MIXTRAL] = {.window = true, .experts = true},
     [LOOM__QWEN2] = {.qkv_bias = true},
     [LOOM__QWEN3] = {.qk_norm = true},
     [LOOM__GEMMA] = {.zero_centered = true, .scaled = true}};
@@ -46,6 +47,10 @@ static const char *family_cannot(const family *has, const loom_model_config *con
         return has->qk_norm ? "qk_layernorm false" : "qk_layernorm true";
     if (config->layernorm_zero_centered_gamma != has->zero_centered)
         return has->zero_centered ? "layernorm_zero_centered_gamma false" : "layernorm_zero_centered_gamma true";
+    if ((config->moe.num_moe_experts > 0) != has->experts)
+        return has->experts ? "no experts" : "experts";
+    if (has->experts && (config->moe.moe_layer_freq > 1 || config->moe.moe_shared_expert_intermediate_size > 0))
+        return "layers without experts, or shared experts";
     if (config->scale_embeddings != has->scaled)
         return has->scaled ? "scale_embeddings false" : "scale_embeddings true";
     return NULL;
@@ -133,6 +138,7 @@ static const entry entries[] = {
     {"self_attention.q_layernorm", WHOLE, NULL, "self_attn.q_norm"},
     {"self_attention.k_layernorm", WHOLE, NULL, "self_attn.k_norm"},
     {"pre_mlp_layernorm", WHOLE, "ln_2", "post_attention_layernorm"},
+    {"mlp.router", WHOLE, NULL, "block_sparse_moe.gate"},
     {"mlp.linear_fc1", GATE_UP, "mlp.c_fc", "mlp."},
     {"mlp.linear_fc2", WHOLE, "mlp.c_proj", "mlp.down_proj"},
     {"decoder.final_layernorm", WHOLE, "transformer.ln_f", "model.norm"},
@@ -159,6 +165,14 @@ static loom_status find_entry(
         LOOM_ERR_ARGUMENT, "\"%s\" is no parameter of a %s model", parameter->name, spec->config.architecture);
 }
 
+/* An expert's are w1 (gate) with w3 (up), and w2. */
+static source expert_source(
+    const loom__model_spec *spec, const loom__parameter_descriptor *parameter, int number, int64_t rows) {
+    char module[LOOM__HF_NAME_MAX];
+    snprintf(module, sizeof module, "block_sparse_moe.experts.%lld.w%d", (long long)parameter->expert, number);
+    return source_make(spec, parameter, module, "weight", rows, parameter->shape[1]);
+}
+
 /* The tensors of a parameter, 1 to 3. */
 typedef struct sources {
     shape_of made_of;
@@ -172,6 +186,14 @@ static loom_status sources_of(const loom__model_spec *spec, const loom__paramete
     const entry *found = NULL;
     const char *kind = NULL;
     LOOM_TRY(loom__hf_check(spec));
+    if (parameter->expert >= 0) {
+        bool second = loom__ends_with(parameter->name, "linear_fc2.weight");
+        int64_t each = second ? parameter->shape[0] : parameter->shape[0] / 2;
+        *out = (sources){.made_of = second ? WHOLE : GATE_UP, .count = second ? 1 : 2};
+        out->part[0] = expert_source(spec, parameter, second ? 2 : 1, each);
+        out->part[1] = expert_source(spec, parameter, 3, each);
+        return LOOM_OK;
+    }
     LOOM_TRY(find_entry(spec, parameter, &found, &kind));
     bool gpt2 = is_gpt2(spec);
     int64_t rows = parameter->shape[0], cols = parameter->shape[1];

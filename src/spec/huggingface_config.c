@@ -245,6 +245,8 @@ typedef struct family {
 } family;
 
 static const char *const mistral_members[] = {"sliding_window"};
+static const char *const mixtral_members[] = {"num_experts_per_tok", "num_local_experts", "output_router_logits",
+    "router_aux_loss_coef", "router_jitter_noise", "sliding_window"};
 static const char *const llama_members[] = {"mlp_bias"};
 static const char *const qwen_members[] = {"layer_types", "max_window_layers", "sliding_window", "use_sliding_window"};
 static const char *const gemma_members[] = {"hidden_activation"};
@@ -252,6 +254,7 @@ static const char *const gemma_members[] = {"hidden_activation"};
 static const family families[] = {
     {LOOM__LLAMA, llama_members, COUNT(llama_members), 32, 4096, 11008, 32, 0, 0, 2048, 32000, false},
     {LOOM__MISTRAL, mistral_members, COUNT(mistral_members), 32, 4096, 14336, 32, 8, 0, 131072, 32000, false},
+    {LOOM__MIXTRAL, mixtral_members, COUNT(mixtral_members), 32, 4096, 14336, 32, 8, 0, 131072, 32000, false},
     {LOOM__QWEN2, qwen_members, COUNT(qwen_members), 32, 4096, 22016, 32, 32, 0, 32768, 151936, false},
     {LOOM__QWEN3, qwen_members, COUNT(qwen_members), 32, 4096, 22016, 32, 32, 128, 32768, 151936, false},
     {LOOM__GEMMA, gemma_members, COUNT(gemma_members), 28, 3072, 24576, 16, 16, 256, 8192, 256000, true},
@@ -276,7 +279,9 @@ static void read_biases(const reader *from, loom_model_config *model, loom__arch
 
 /* Every layer of Mistral has its window (4096 where the file does not say); Qwen has one in some layers alone. */
 static void read_window(const reader *from, loom_model_config *model, loom__architecture architecture) {
-    model->window_size = architecture == LOOM__MISTRAL ? get_derived_size(from, "sliding_window", 4096) : 0;
+    model->window_size = architecture == LOOM__MISTRAL   ? get_derived_size(from, "sliding_window", 4096)
+                         : architecture == LOOM__MIXTRAL ? get_derived_size(from, "sliding_window", 0)
+                                                         : 0;
     if (architecture != LOOM__QWEN2 && architecture != LOOM__QWEN3)
         return;
     if (get_bool(from, "use_sliding_window", false))
@@ -293,6 +298,19 @@ static void read_window(const reader *from, loom_model_config *model, loom__arch
     }
 }
 
+/* The file's balance loss counts where its model is asked for the router's logits. */
+static void read_experts(const reader *from, loom_model_config *model) {
+    loom_moe_config *moe = &model->moe;
+    moe->num_moe_experts = get_size(from, "num_local_experts", 8);
+    moe->moe_router_topk = get_size(from, "num_experts_per_tok", 2);
+    moe->moe_ffn_hidden_size = model->ffn_hidden_size;
+    moe->moe_layer_freq = 1;
+    if (get_bool(from, "output_router_logits", false))
+        moe->moe_aux_loss_coeff = get_number(from, "router_aux_loss_coef", 0.001);
+    if (get_number(from, "router_jitter_noise", 0) != 0)
+        not_built(from, "router_jitter_noise", "other than 0");
+}
+
 /* Gemma's gate is the tanh form: its first files said "gelu" and meant that one (transformers reads hidden_activation,
  * or takes the tanh form where it is missing). */
 static loom_activation gemma_activation(const reader *from) {
@@ -303,7 +321,7 @@ static loom_activation gemma_activation(const reader *from) {
 }
 
 static void read_family(const reader *from, const family *kin, loom_model_config *model) {
-    const char *members[COUNT(kin_members) + COUNT(qwen_members)];
+    const char *members[COUNT(kin_members) + COUNT(mixtral_members)];
     memcpy(members, kin_members, sizeof kin_members);
     memcpy(members + COUNT(kin_members), kin->members, kin->member_count * sizeof *kin->members);
     refuse_unknown(from, members, COUNT(kin_members) + kin->member_count);
@@ -325,6 +343,8 @@ static void read_family(const reader *from, const family *kin, loom_model_config
     model->activation = gemma ? gemma_activation(from) : get_activation(from, "hidden_act", "silu", true);
     read_biases(from, model, kin->architecture);
     read_window(from, model, kin->architecture);
+    if (kin->architecture == LOOM__MIXTRAL)
+        read_experts(from, model);
     model->share_embeddings_and_output_weights = get_bool(from, "tie_word_embeddings", kin->tied);
     model->init_method_std = get_number(from, "initializer_range", 0.02);
     model->attention_dropout = get_number(from, "attention_dropout", 0.0);
@@ -334,6 +354,7 @@ static void read_family(const reader *from, const family *kin, loom_model_config
 
 /* What the file decides although most of them say nothing about it. */
 static void clear_kin_fields(loom_model_config *model) {
+    model->moe.num_moe_experts = 0;
     model->layernorm_zero_centered_gamma = model->qk_layernorm = model->scale_embeddings = false;
     model->rope_scaling = LOOM_ROPE_SCALING_NONE;
     model->rope_scaling_factor = 8;

@@ -74,6 +74,14 @@ static const member mistral_members[] = {
     {"sliding_window", MEMBER_SIZE_OR_NULL, AT(window_size)},
 };
 
+static const member mixtral_members[] = {
+    {"head_dim", MEMBER_SIZE, AT(kv_channels)},
+    {"num_experts_per_tok", MEMBER_SIZE, AT(moe.moe_router_topk)},
+    {"num_local_experts", MEMBER_SIZE, AT(moe.num_moe_experts)},
+    {"router_aux_loss_coef", MEMBER_NUMBER, AT(moe.moe_aux_loss_coeff)},
+    {"sliding_window", MEMBER_SIZE_OR_NULL, AT(window_size)},
+};
+
 /* Its head_dim is always hidden_size / num_attention_heads. */
 static const member qwen2_members[] = {
     {"use_sliding_window", MEMBER_FALSE, 0},
@@ -107,6 +115,7 @@ static const family families[] = {
     {"gpt2", "GPT2LMHeadModel", {LIST(gpt2_members)}},
     {"llama", "LlamaForCausalLM", {LIST(kin_members), LIST(llama_members)}},
     {"mistral", "MistralForCausalLM", {LIST(kin_members), LIST(mistral_members)}},
+    {"mixtral", "MixtralForCausalLM", {LIST(kin_members), LIST(mixtral_members)}},
     {"qwen2", "Qwen2ForCausalLM", {LIST(kin_members), LIST(qwen2_members)}},
     {"qwen3", "Qwen3ForCausalLM", {LIST(kin_members), LIST(qwen3_members)}},
     {"gemma", "GemmaForCausalLM", {LIST(kin_members), LIST(gemma_members)}},

@@ -27,7 +27,8 @@ static loom__parameter_descriptor *add(list *to, const char *name, int dims, int
         .std = dims == 2 ? to->spec->config.init_method_std : 0,
         .decay = dims >= 2,
         .place = to->place,
-        .layer = to->layer};
+        .layer = to->layer,
+        .expert = -1};
     if (to->layer >= 0)
         snprintf(parameter->name, sizeof parameter->name, "decoder.layers.%lld.%s", (long long)to->layer, name);
     else
@@ -94,6 +95,34 @@ static void add_row_linear(list *to, const char *weight, const char *bias, int64
         add(to, bias, 1, out, 1)->sequence_partial = true;
 }
 
+/* Two linear layers of width f under the module `where`. */
+static void add_mlp(list *to, const char *where, int64_t f) {
+    const loom_model_config *config = &to->spec->config;
+    bool gated = loom_activation_is_gated(config->activation);
+    char name[LOOM__PARAMETER_NAME_MAX];
+    snprintf(name, sizeof name, "%s.linear_fc1.weight", where);
+    add_column_linear(
+        to, name, NULL, gated ? 2 * f : f, config->hidden_size, gated ? LOOM__SHARD_GATE_UP : LOOM__SHARD_SLICE, false);
+    snprintf(name, sizeof name, "%s.linear_fc2.weight", where);
+    add_row_linear(to, name, NULL, config->hidden_size, f, false);
+}
+
+static void add_experts(list *to) {
+    const loom_moe_config *moe = &to->spec->config.moe;
+    /* Each tensor rank routes its own rows of the sequence. */
+    add(to, "mlp.router.weight", 2, moe->num_moe_experts, to->spec->config.hidden_size)->sequence_partial = true;
+    for (int64_t e = 0; e < moe->num_moe_experts; e++) {
+        char where[LOOM__PARAMETER_NAME_MAX];
+        snprintf(where, sizeof where, "mlp.experts.local_experts.%lld", (long long)e);
+        int64_t first = to->spec->count;
+        add_mlp(to, where, moe->moe_ffn_hidden_size);
+        for (int64_t i = first; i < to->spec->count; i++)
+            to->spec->parameters[i].expert = e;
+    }
+    if (moe->moe_shared_expert_intermediate_size > 0)
+        add_mlp(to, "mlp.shared_experts", moe->moe_shared_expert_intermediate_size);
+}
+
 static void add_layer(list *to) {
     const loom_model_config *config = &to->spec->config;
     int64_t h = config->hidden_size, f = config->ffn_hidden_size, d = config->kv_channels;
@@ -109,6 +138,10 @@ static void add_layer(list *to) {
         add_head_norm(to, "self_attention.k_layernorm.weight");
     }
     add_norm(to, "pre_mlp_layernorm.weight", "pre_mlp_layernorm.bias");
+    if (loom__layer_has_experts(config, to->layer)) {
+        add_experts(to);
+        return;
+    }
     add_column_linear(to, "mlp.linear_fc1.weight", "mlp.linear_fc1.bias", gated ? 2 * f : f, h,
         gated ? LOOM__SHARD_GATE_UP : LOOM__SHARD_SLICE, biases.mlp);
     add_row_linear(to, "mlp.linear_fc2.weight", "mlp.linear_fc2.bias", h, f, biases.mlp);
@@ -138,9 +171,10 @@ loom_status loom__model_spec_create(const loom_model_config *completed, loom__mo
     if (completed->num_layers < 1 || completed->padded_vocab_size < completed->vocab_size || completed->kv_channels < 1)
         return loom_fail(
             LOOM_ERR_ARGUMENT, "a model specification needs a completed configuration (loom__model_config_complete)");
+    size_t a_layer = A_LAYER + 2 * (size_t)completed->moe.num_moe_experts;
     loom__model_spec *made = calloc(1, sizeof *made);
     if (made)
-        made->parameters = calloc((size_t)completed->num_layers * A_LAYER + OUTSIDE, sizeof *made->parameters);
+        made->parameters = calloc((size_t)completed->num_layers * a_layer + OUTSIDE, sizeof *made->parameters);
     if (!made || !made->parameters) {
         free(made);
         return loom_fail(

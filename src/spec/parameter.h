@@ -3,6 +3,7 @@
 #ifndef SPEC_PARAMETER_H
 #define SPEC_PARAMETER_H
 
+#include "moe/router.h"
 #include <megaloom/model.h>
 
 /* How a tensor-parallel rank's shard relates to the canonical tensor along the shard axis. */
@@ -37,8 +38,9 @@ typedef struct loom__parameter_descriptor {
     bool tensor_partial;   /* so it is on more than one tp rank under any layout: each sees its own heads alone */
     bool embedding_or_output; /* word embeddings and head, which may have a learning rate of their own */
     loom__place place;
-    int64_t layer; /* global layer, −1 outside the layers */
-    int tie_group; /* > 0: the value is used at several places of the model; the number of tied_head */
+    int64_t layer;  /* global layer, −1 outside the layers */
+    int64_t expert; /* number among the layer's experts; −1: not of one. Its tensor ranks are those of the experts */
+    int tie_group;  /* > 0: the value is used at several places of the model; the number of tied_head */
 } loom__parameter_descriptor;
 
 /* Elements of the canonical tensor. */
@@ -57,6 +59,22 @@ typedef struct loom__model_spec {
 /* Fills in the derived values of a configuration for tp tensor ranks and checks it; every fault is named, with the
  * legal values (heads, groups and tp; hidden and tp; …). sequence_parallel: seq_length must be divisible by tp. */
 loom_status loom__model_config_complete(loom_model_config *config, int64_t tp, bool sequence_parallel);
+
+/* Whether cp ranks can share a sequence of the configuration, which is complete, in the way that cp_comm_type says. */
+loom_status loom__model_config_check_context(const loom_model_config *config, int64_t tp, int64_t cp);
+/* cp_comm_type is `type`; "p2p" where it is not set. */
+bool loom__context_type_is(const loom_model_config *config, const char *type);
+
+/* Whether the layer has experts in place of an MLP. */
+bool loom__layer_has_experts(const loom_model_config *config, int64_t layer);
+/* How their router chooses. */
+loom__router loom__model_router(const loom_model_config *config);
+/* Fills in and checks the fields of experts; every fault is added to `faults`. */
+struct loom__faults;
+void loom__model_config_complete_experts(
+    loom_model_config *config, int64_t tp, bool sequence_parallel, struct loom__faults *faults);
+/* Whether ep ranks can share the experts, and etp ranks each of them. */
+loom_status loom__model_config_check_expert_ranks(const loom_model_config *config, int64_t ep, int64_t etp);
 
 /* Which linear layers have a bias. */
 typedef struct loom__biases {

@@ -77,6 +77,16 @@ loom_status loom__part_create(
     return LOOM_OK;
 }
 
+void loom__part_keep_experts(loom__part *part, int64_t first, int64_t count) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < part->count; i++) {
+        int64_t expert = part->entries[i].descriptor->expert;
+        if (expert < 0 || (expert >= first && expert < first + count))
+            part->entries[kept++] = part->entries[i];
+    }
+    part->count = kept;
+}
+
 void loom__part_destroy(loom__part *part) {
     if (!part)
         return;

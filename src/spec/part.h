@@ -23,6 +23,8 @@ typedef struct loom__part {
  * borrowed for the part's life. Errors: LOOM_ERR_ARGUMENT names a chunk that the model cannot have there. */
 loom_status loom__part_create(
     const loom__model_spec *spec, int64_t stages, const loom_stage *chunks, int64_t chunk_count, loom__part **part);
+/* Leaves the experts first … first + count - 1 of each layer, and all that is of no expert. */
+void loom__part_keep_experts(loom__part *part, int64_t first, int64_t count);
 void loom__part_destroy(loom__part *part); /* NULL is accepted */
 
 #endif

@@ -83,11 +83,6 @@ static loom_status create_empty(int64_t count, loom_batches **out) {
     return LOOM_OK;
 }
 
-/* Into how many equal parts the ranks cut a sequence. */
-static int64_t sequence_parts(const loom_fabric *fabric) {
-    return fabric->config.sequence_parallel ? loom_comm_size(fabric->groups[LOOM_GROUP_TP]) : 1;
-}
-
 static int64_t common_divisor(int64_t a, int64_t b) {
     while (b != 0) {
         int64_t rest = a % b;
@@ -95,6 +90,13 @@ static int64_t common_divisor(int64_t a, int64_t b) {
         b = rest;
     }
     return a;
+}
+
+/* Into how many equal parts the ranks cut a sequence: each context rank has two, and its tensor ranks share both. */
+static int64_t sequence_parts(const loom_fabric *fabric) {
+    int64_t tp = fabric->config.sequence_parallel ? loom_comm_size(fabric->groups[LOOM_GROUP_TP]) : 1;
+    int64_t cp = loom_comm_size(fabric->groups[LOOM_GROUP_CP]);
+    return cp == 1 ? tp : cp * (tp / common_divisor(tp, 2)) * 2;
 }
 
 /* A step is as long as its samples need, rounded up to what the user and the ranks ask of it. */
@@ -285,20 +287,38 @@ void loom_batches_destroy(loom_batches *batches) {
     free(batches);
 }
 
-loom_status loom__batch_copy(const loom_batch *batch, loom_batch **out) {
-    loom_batch *copy;
-    LOOM_TRY(loom_batch_create(batch->rows, batch->s, batch->document_start != NULL, &copy));
-    size_t rows = (size_t)batch->b, tokens = (size_t)(batch->b * batch->s);
-    copy->b = batch->b;
-    memcpy(copy->tokens, batch->tokens, tokens * sizeof *copy->tokens);
-    memcpy(copy->labels, batch->labels, tokens * sizeof *copy->labels);
-    memcpy(copy->loss_mask, batch->loss_mask, tokens * sizeof *copy->loss_mask);
-    memcpy(copy->position_ids, batch->position_ids, tokens * sizeof *copy->position_ids);
-    if (copy->document_start)
-        memcpy(copy->document_start, batch->document_start, tokens * sizeof *copy->document_start);
-    memcpy(copy->sample, batch->sample, rows * sizeof *copy->sample);
-    memcpy(copy->index, batch->index, rows * sizeof *copy->index);
-    *out = copy;
+/* The columns of the rank's chunks, of [b, s] values. */
+static void cut(const loom_batch *batch, const loom_batch *part, int64_t chunks, const int64_t begin[2],
+    const void *from, void *to, size_t size) {
+    int64_t length = part->s / chunks;
+    for (int64_t j = 0; j < batch->b; j++)
+        for (int64_t i = 0; i < chunks; i++)
+            memcpy((char *)to + (size_t)(j * part->s + i * length) * size,
+                (const char *)from + (size_t)(j * batch->s + begin[i]) * size, (size_t)length * size);
+}
+
+loom_status loom__batch_cut(const loom_batch *batch, const loom_comm *context, loom_batch **out) {
+    int64_t cp = context ? loom_comm_size(context) : 1, s = batch->s / cp, chunks = cp > 1 ? 2 : 1, begin[2] = {0};
+    if (cp > 1 && batch->s % (2 * cp))
+        return loom_fail(LOOM_ERR_CONFIG,
+            "a sequence of %lld positions cannot be cut into 2 chunks for each of %lld context ranks "
+            "(context_parallel_size): expected a multiple of %lld, nearest %lld and %lld",
+            (long long)batch->s, (long long)cp, (long long)(2 * cp), (long long)(batch->s / (2 * cp) * (2 * cp)),
+            (long long)((batch->s / (2 * cp) + 1) * (2 * cp)));
+    loom_batch *part;
+    LOOM_TRY(loom_batch_create(batch->rows, s, batch->document_start != NULL, &part));
+    part->b = batch->b;
+    if (cp > 1)
+        loom_layout_context_chunks(batch->s, cp, loom_comm_rank(context), begin);
+    cut(batch, part, chunks, begin, batch->tokens, part->tokens, sizeof *part->tokens);
+    cut(batch, part, chunks, begin, batch->labels, part->labels, sizeof *part->labels);
+    cut(batch, part, chunks, begin, batch->loss_mask, part->loss_mask, sizeof *part->loss_mask);
+    cut(batch, part, chunks, begin, batch->position_ids, part->position_ids, sizeof *part->position_ids);
+    if (part->document_start)
+        cut(batch, part, chunks, begin, batch->document_start, part->document_start, sizeof *part->document_start);
+    memcpy(part->sample, batch->sample, (size_t)batch->b * sizeof *part->sample);
+    memcpy(part->index, batch->index, (size_t)batch->b * sizeof *part->index);
+    *out = part;
     return LOOM_OK;
 }
 

@@ -355,7 +355,7 @@ static void clear_padding(const loom__load *load) {
     for (int64_t i = 0; i < part->count; i++) {
         const loom__parameter_descriptor *parameter = &load->gpt->spec->parameters[part->entries[i].canonical];
         const loom__parameter_set *set = load->gpt->set;
-        int64_t rows = parameter->padded_rows / set->tp, first = rows * set->tp_rank;
+        int64_t rows = parameter->padded_rows / set->at.tp, first = rows * set->at.tp_rank;
         if (parameter->padded_rows == parameter->shape[0] || parameter->shape[0] >= first + rows)
             continue;
         int64_t real = parameter->shape[0] > first ? parameter->shape[0] - first : 0;
@@ -369,7 +369,7 @@ static loom_status read_wants(reading *r, loom_status prepared) {
     loom__reshard_plan *plan = NULL;
     if (!prepared)
         prepared = loom__reshard_plan_create(
-            r->load->source, r->load->gpt->spec, set->tp, set->tp_rank, r->wants, r->count, &plan);
+            r->load->source, r->load->gpt->spec, set->at.tp, set->at.tp_rank, r->wants, r->count, &plan);
     fetching f = {.r = r, .plan = plan};
     if (!prepared)
         prepared = list_wishes(&f);

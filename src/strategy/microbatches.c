@@ -6,12 +6,14 @@
 #include "strategy/strategy.h"
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Computations between a receive and the one that reads it, at least: what travels meanwhile costs no time. */
 enum { RECEIVES_AHEAD = 2 };
 
 typedef struct microbatch {
-    loom_batch *batch;   /* NULL before it is read and after it is finished */
+    loom_batch *batch;   /* this rank's positions; NULL before it is read and after it is finished */
+    loom_batch *whole;   /* all positions, where logits are handed out and context ranks have a part each; else NULL */
     loom_tensor *logits; /* of the last stage, until all stages can take them */
 } microbatch;
 
@@ -50,6 +52,15 @@ static loom_status fetch(const step_work *work, const loom_batch **batch) {
     return LOOM_OK;
 }
 
+static loom_comm *context_of(const step_work *work) {
+    return work->parallel->fabric->groups[LOOM_GROUP_CP];
+}
+
+static loom_status keep(const step_work *work, const loom_batch *batch, microbatch *m) {
+    LOOM_TRY(loom__batch_cut(batch, context_of(work), &m->batch));
+    return work->receive && loom_comm_size(context_of(work)) > 1 ? loom__batch_cut(batch, NULL, &m->whole) : LOOM_OK;
+}
+
 static loom_status read_through(step_work *work, int64_t last) {
     loom_rank *rank = work->parallel->fabric->rank;
     loom_profile_phase before = loom__profile_phase(rank, LOOM_PROFILE_DATA);
@@ -59,7 +70,7 @@ static loom_status read_through(step_work *work, int64_t last) {
         const loom_batch *batch = NULL;
         status = fetch(work, &batch);
         if (!status)
-            status = loom__batch_copy(batch, &work->microbatches[work->read].batch);
+            status = keep(work, batch, &work->microbatches[work->read]);
         work->read += !status;
     }
     loom_rank_note(rank, NULL);
@@ -79,16 +90,54 @@ static void finished(void *context, int64_t number) {
     if (keeps_logits(work))
         return;
     loom_batch_destroy(work->microbatches[number].batch);
-    work->microbatches[number].batch = NULL;
+    loom_batch_destroy(work->microbatches[number].whole);
+    work->microbatches[number].batch = work->microbatches[number].whole = NULL;
 }
 
 /* ---- logits ---- */
 
+/* Logits [b, s, v] from each context rank's [b, s/cp, v]. Collective over the context ranks. */
+static loom_status join_positions(
+    const step_work *work, const loom_batch *part, int64_t vocabulary, const float *mine, float *whole) {
+    loom_comm *context = context_of(work);
+    int64_t cp = loom_comm_size(context), rows = part->s / 2, count = part->b * part->s * vocabulary, begin[2];
+    size_t run = (size_t)(rows * vocabulary) * sizeof(float);
+    float *all = malloc((size_t)(cp * count + 1) * sizeof *all);
+    if (!all)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld logits", (long long)(cp * count));
+    loom_status status = loom_all_gather(context, mine, all, count, LOOM_F32);
+    for (int64_t member = 0; !status && member < cp; member++) {
+        loom_layout_context_chunks(part->s * cp, cp, member, begin);
+        for (int64_t j = 0; j < part->b; j++)
+            for (int half = 0; half < 2; half++)
+                memcpy(whole + (j * part->s * cp + begin[half]) * vocabulary,
+                    all + member * count + (j * part->s + half * rows) * vocabulary, run);
+    }
+    free(all);
+    return status;
+}
+
+static loom_status give_logits(
+    const step_work *work, const microbatch *m, int64_t vocabulary, const float *values, int64_t count) {
+    if (!m->whole)
+        return work->receive(work->receive_context, m->batch, vocabulary, values);
+    int64_t cp = loom_comm_size(context_of(work));
+    float *whole = malloc((size_t)(count * cp + 1) * sizeof *whole);
+    if (!whole)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld logits", (long long)(count * cp));
+    loom_status status = join_positions(work, m->batch, vocabulary, values, whole);
+    if (!status)
+        status = work->receive(work->receive_context, m->whole, vocabulary, whole);
+    free(whole);
+    return status;
+}
+
 /* Every rank gets the whole ones. logits [s, b, v/tp] is NULL on stages before the last. Collective over the tensor
- * ranks and the stages. */
-static loom_status hand_out_logits(const step_work *work, const loom_batch *batch, loom_tensor *logits) {
+ * ranks, the stages and the context ranks. */
+static loom_status hand_out_logits(const step_work *work, const microbatch *m, loom_tensor *logits) {
     loom_parallel *parallel = work->parallel;
     loom_comm *const *groups = parallel->fabric->groups;
+    const loom_batch *batch = m->batch;
     int64_t vocabulary = loom_parallel_model_config(parallel)->vocab_size, count = batch->b * batch->s * vocabulary;
     float *whole = malloc((size_t)(count + 1) * sizeof *whole);
     if (!whole)
@@ -99,7 +148,7 @@ static loom_status hand_out_logits(const step_work *work, const loom_batch *batc
     if (!status && parallel->stages > 1)
         status = loom_broadcast(groups[LOOM_GROUP_PP], whole, count, LOOM_F32, (int)parallel->stages - 1);
     if (!status)
-        status = work->receive(work->receive_context, batch, vocabulary, whole);
+        status = give_logits(work, m, vocabulary, whole, count);
     free(whole);
     return status;
 }
@@ -107,7 +156,7 @@ static loom_status hand_out_logits(const step_work *work, const loom_batch *batc
 static loom_status hand_out_kept_logits(const step_work *work) {
     for (int64_t i = 0; keeps_logits(work) && i < work->step->num_microbatches; i++) {
         microbatch *m = &work->microbatches[i];
-        LOOM_TRY(hand_out_logits(work, m->batch, m->logits));
+        LOOM_TRY(hand_out_logits(work, m, m->logits));
         loom_tensor_release(m->logits);
         m->logits = NULL;
     }
@@ -240,7 +289,7 @@ static loom_status finish_model(step_work *work, const loom_forward *forward, lo
     if (keeps_logits(work))
         work->microbatches[work->step->microbatch].logits = loom_tensor_retain(logits);
     else if (work->receive)
-        LOOM_TRY(hand_out_logits(work, forward->batch, logits));
+        LOOM_TRY(hand_out_logits(work, &work->microbatches[work->step->microbatch], logits));
     loom_tensor *gradient = NULL;
     if (d_losses)
         LOOM_TRY(loom_tensor_create(parallel->fabric->rank, LOOM_F32, (*losses)->dims, (*losses)->shape, &gradient));
@@ -252,6 +301,16 @@ static loom_status finish_model(step_work *work, const loom_forward *forward, lo
     if (d_losses)
         *d_losses = gradient;
     return LOOM_OK;
+}
+
+typedef struct observed {
+    const loom_parallel *parallel;
+    const loom_batch *batch;
+} observed;
+
+static loom_status observe(void *context, const char *scope, const char *operation, loom_tensor *output) {
+    const observed *of = context;
+    return of->parallel->observer(of->parallel->observer_context, of->batch, scope, operation, output);
 }
 
 static loom_status run_module(
@@ -267,12 +326,16 @@ static loom_status run_module(
         .chunk = chunk,
         .input = input,
         .training = work->step->mode == LOOM_TRAINING,
+        .own_loss_scale = (double)work->seed * (double)work->step->micro_batch_size * (double)work->step->seq_length,
         .logits = last && work->receive ? &logits : NULL,
     };
     if (begins(parallel, chunk) && precision->convert_input)
         LOOM_TRY(precision->convert_input(precision->context, forward.batch));
     loom_profile_phase before = loom__profile_phase(rank, LOOM_PROFILE_FORWARD);
+    observed seen = {parallel, forward.batch};
+    loom_tape_observe(tape, parallel->observer ? observe : NULL, &seen);
     loom_status status = module->forward(module->context, tape, &forward, &made);
+    loom_tape_observe(tape, NULL, NULL);
     if (!status && last) {
         loom__profile_phase(rank, LOOM_PROFILE_LOSS);
         status = finish_model(work, &forward, tape, &made, logits, d_output);
@@ -365,9 +428,9 @@ static loom_status execute(step_work *work) {
         .training = training,
         .split_backward = schedule->config.kind == LOOM_SCHEDULE_ZERO_BUBBLE,
     };
+    int64_t length = step->seq_length / loom_comm_size(parallel->fabric->groups[LOOM_GROUP_CP]);
     if (parallel->stages > 1)
-        LOOM_TRY(
-            module->activation_shape(module->context, step->micro_batch_size, step->seq_length, &run.dims, run.shape));
+        LOOM_TRY(module->activation_shape(module->context, step->micro_batch_size, length, &run.dims, run.shape));
     loom__pipeline_work functions = {
         .context = work,
         .forward = forward,
@@ -394,6 +457,7 @@ loom_status loom__run_microbatches(
         status = hand_out_kept_logits(&work);
     for (int64_t i = 0; i < step->num_microbatches; i++) {
         loom_batch_destroy(work.microbatches[i].batch);
+        loom_batch_destroy(work.microbatches[i].whole);
         loom_tensor_release(work.microbatches[i].logits);
     }
     free(work.microbatches);

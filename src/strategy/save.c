@@ -120,7 +120,7 @@ static loom_status shard_state(saving *s) {
     }
     int place = loom_comm_rank(s->fabric->groups[LOOM_GROUP_DP_CP]);
     return loom__sharded_state_create(
-        &s->layout, &s->options, gpt->part, gpt->set->tp_rank, parallel->stage, place, &s->entries);
+        &s->layout, &s->options, gpt->part, gpt->set->at.tp_rank, parallel->stage, place, &s->entries);
 }
 
 static bool keeps_entry(const saving *s, bool of_optimizer, const char *key) {
@@ -609,9 +609,10 @@ void loom__fabric_expect_save(loom_fabric *fabric, loom_parallel *parallel, loom
     const loom_checkpoint_io *io = loom_fabric_unwrapped_checkpoint_io(fabric);
     const loom_checkpoint_io_config *config = loom__megatron_io_config(io);
     saving s = {.fabric = fabric, .parts = {.module = parallel, .optimizer = optimizer}};
+    loom_state_item items[] = {{.key = "state_dict", .module = parallel}, {.key = "optimizer", .optimizer = optimizer}};
     if (!config || !config->async_save)
         return;
-    if (!shard_state(&s))
+    if (!loom__state_check(&(loom_state){items, optimizer ? 2 : 1}) && !shard_state(&s))
         loom__megatron_io_prepare(io, expected_bytes(&s, config->parallel_save));
     else
         loom_error_clear();

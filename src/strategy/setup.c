@@ -277,6 +277,8 @@ static loom_status setup(loom_parallel *parallel) {
         .tensor_group = fabric->groups[LOOM_GROUP_TP],
         .expert_group = fabric->groups[LOOM_GROUP_EP],
         .expert_tensor_group = fabric->groups[LOOM_GROUP_ETP],
+        .experts_group = fabric->groups[LOOM_GROUP_ETP_EP],
+        .balance_group = fabric->groups[LOOM_GROUP_TP_CP],
         .sequence_parallel = fabric->config.sequence_parallel,
         .seed = fabric->seed,
         .perform_initialization = fabric->perform_initialization,
@@ -285,6 +287,7 @@ static loom_status setup(loom_parallel *parallel) {
         .chunk_count = parallel->chunk_count,
         .chunks = chunks,
         .pipeline_group = fabric->groups[LOOM_GROUP_PP],
+        .context_group = fabric->groups[LOOM_GROUP_CP],
     };
     loom_status status = module->materialize(module->context, &environment);
     free(chunks);

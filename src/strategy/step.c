@@ -111,12 +111,13 @@ static loom_status run_step(
     loom__infer_sizes(step);
     LOOM_TRY(check_step(step));
     bool training = step->mode == LOOM_TRAINING;
-    int64_t dp = loom_comm_size(parallel->fabric->groups[LOOM_GROUP_DP]);
+    loom_comm *const *groups = parallel->fabric->groups;
+    int64_t dp = loom_comm_size(groups[LOOM_GROUP_DP]), reduced = loom_comm_size(groups[LOOM_GROUP_DP_CP]);
     step->global_batch_size = step->micro_batch_size * step->num_microbatches * dp;
     double expected = (double)step->global_batch_size * (double)step->seq_length;
     bool average = parallel->fabric->config.ddp_config.average_in_collective;
     double loss_scale = training && parallel->optimizer ? loom__optimizer_loss_scale(parallel->optimizer) : 1.0;
-    float seed = (float)((average ? (double)dp : 1.0) * loss_scale / expected);
+    float seed = (float)((average ? (double)reduced : 1.0) * loss_scale / expected);
     if (training) {
         parallel->loss_scale = loss_scale;
         loom__ddp_begin_step(parallel->ddp);
@@ -189,4 +190,9 @@ loom_status loom_parallel_predict_step(
     loom_parallel *parallel, loom_batches *batches, loom_logits_function receive, void *context) {
     loom_step_result result;
     return loom_parallel_step(parallel, LOOM_PREDICT, batches, NULL, receive, context, &result);
+}
+
+void loom_parallel_observe(loom_parallel *parallel, loom_forward_observer observer, void *context) {
+    parallel->observer = observer;
+    parallel->observer_context = context;
 }

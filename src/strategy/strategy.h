@@ -67,6 +67,8 @@ struct loom_parallel {
     loom__pipeline *pipeline;
     loom__step_schedule training, evaluation;
     loom__trace trace;
+    loom_forward_observer observer; /* NULL = none */
+    void *observer_context;
     loom__ddp *ddp; /* NULL for inference */
     loom_loss_reduction reduction;
     loom_parameter *const *parameters;
@@ -106,8 +108,9 @@ struct loom_batches {
 loom_status loom__fabric_open_io(loom_fabric *fabric);
 void loom__fabric_close_io(loom_fabric *fabric);
 
-/* A copy of the filled rows; loom_batch_destroy. */
-loom_status loom__batch_copy(const loom_batch *batch, loom_batch **copy);
+/* A copy of the filled rows, of the positions that this rank of the context group has, or of all (NULL);
+ * loom_batch_destroy. */
+loom_status loom__batch_cut(const loom_batch *batch, const loom_comm *context, loom_batch **part);
 /* LOOM_OK where the module has gradients; else LOOM_ERR_STATE, in which `who` wants them. */
 loom_status loom__parallel_check_gradients(const loom_parallel *parallel, const char *who);
 /* Fills in the sizes of a step that nobody has given, as far as its loader knows them. */

@@ -263,11 +263,25 @@ loom_status loom_activate(
 
 typedef struct dropout_state {
     loom_dropout dropout;
-    loom_row_coordinates rows;
+    loom_positions positions;
     int64_t *sample;
-    int64_t h;
+    int64_t s, b, h;
     loom_tensor *d_x;
 } dropout_state;
+
+/* The rows before the turn and those behind it; one of the two may be empty. */
+typedef struct row_run {
+    loom_row_coordinates rows;
+    int64_t element; /* where they begin */
+} row_run;
+
+static int row_runs(const dropout_state *state, row_run runs[2]) {
+    const loom_positions *at = &state->positions;
+    int64_t before = at->turn < state->s ? at->turn : state->s;
+    runs[0] = (row_run){{before, state->b, at->first, state->sample}, 0};
+    runs[1] = (row_run){{state->s - before, state->b, at->second, state->sample}, before * state->b * state->h};
+    return before < state->s ? 2 : 1;
+}
 
 static loom_status dropout_gradient(loom_tape *tape, dropout_state *state, loom_tensor *d_y, loom_tensor **d_x) {
     if (state->dropout.probability == 0) {
@@ -275,7 +289,10 @@ static loom_status dropout_gradient(loom_tape *tape, dropout_state *state, loom_
         return LOOM_OK;
     }
     LOOM_TRY(create_like(tape, d_y, d_x));
-    LOOM__KERNEL(tape, d_y->dtype, dropout_backward, &state->rows, state->h, &state->dropout, d_y->data, (*d_x)->data);
+    row_run runs[2];
+    for (int i = 0, count = row_runs(state, runs); i < count; i++)
+        LOOM__KERNEL(tape, d_y->dtype, dropout_backward, &runs[i].rows, state->h, &state->dropout,
+            loom__element(d_y, runs[i].element), loom__element(*d_x, runs[i].element));
     return LOOM_OK;
 }
 
@@ -298,8 +315,8 @@ static loom_status dropout_weight(loom_tape *tape, loom_node *node, loom_tensor 
         LOOM_TRY(dropout_gradient(tape, state, d_y, &state->d_x));
     bool accumulate;
     float *d_bias = loom_parameter_begin_grad(loom_node_parameter(node, 0), &accumulate);
-    LOOM__KERNEL(tape, state->d_x->dtype, bias_gradient, state->rows.s * state->rows.b, state->h, state->d_x->data,
-        accumulate, d_bias);
+    LOOM__KERNEL(
+        tape, state->d_x->dtype, bias_gradient, state->s * state->b, state->h, state->d_x->data, accumulate, d_bias);
     loom_tensor_release(state->d_x);
     state->d_x = NULL;
     return LOOM_OK;
@@ -314,7 +331,7 @@ static void dropout_release(loom_node *node) {
 static const loom_op dropout_op = {"bias, dropout and residual", dropout_input, dropout_weight, dropout_release};
 
 loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_parameter *bias, loom_tensor *residual,
-    const loom_dropout *dropout, const int64_t *sample, int64_t position_offset, loom_tensor **output) {
+    const loom_dropout *dropout, const int64_t *sample, loom_positions positions, loom_tensor **output) {
     if (x->dims != 3)
         return loom_fail(LOOM_ERR_ARGUMENT, "dropout expects [s, b, h], found %d dimensions", x->dims);
     LOOM_TRY(loom__check_dtype(tape, dropout_op.name, x));
@@ -328,13 +345,12 @@ loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_paramete
     if (residual)
         LOOM_TRY(loom_tensor_ready(residual));
     int64_t s = x->shape[0], b = x->shape[1], h = x->shape[2];
-    dropout_state made = {.dropout = *dropout, .rows = {s, b, position_offset, NULL}, .h = h};
+    dropout_state made = {.dropout = *dropout, .positions = positions, .s = s, .b = b, .h = h};
     if (dropout->probability > 0) {
         made.sample = malloc((size_t)(b ? b : 1) * sizeof *made.sample);
         if (!made.sample)
             return loom_fail(LOOM_ERR_MEMORY, "out of memory for the sample numbers of a dropout");
         memcpy(made.sample, sample, (size_t)b * sizeof *made.sample);
-        made.rows.sample = made.sample;
     }
     loom_tensor *y = NULL, *wide = NULL;
     const float *used_bias = NULL;
@@ -343,8 +359,11 @@ loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom_paramete
     if (!status)
         status = loom__vector(tape, bias, 0, &wide, &used_bias);
     if (!status) {
-        LOOM__KERNEL(tape, x->dtype, bias_dropout_add, &made.rows, h, dropout, x->data, used_bias,
-            residual ? residual->data : NULL, y->data);
+        row_run runs[2];
+        for (int i = 0, count = row_runs(&made, runs); i < count; i++)
+            LOOM__KERNEL(tape, x->dtype, bias_dropout_add, &runs[i].rows, h, dropout, loom__element(x, runs[i].element),
+                used_bias, residual ? loom__element(residual, runs[i].element) : NULL,
+                loom__element(y, runs[i].element));
         status = loom_tape_record(tape, &dropout_op, sizeof(dropout_state), (loom_tensor *[]){x, residual}, 2,
             (loom_parameter *[]){bias}, bias ? 1 : 0, y, &node);
     }

@@ -25,7 +25,6 @@ typedef struct mcore_case {
 typedef struct mcore_suite {
     golden_suite golden;
     mcore_case *cases;
-    int expert; /* layouts */
 } mcore_suite;
 
 /* ---- the references */
@@ -57,20 +56,17 @@ static void load_eval(mcore_case *c, const loom_safetensors *io) {
     c->losses = golden_f32(io, "token_loss_next", &elements);
 }
 
-static void load_layouts(mcore_case *c, mcore_suite *suite) {
+static void load_layouts(mcore_case *c) {
     json_t *all = json_object_get(c->json, "layouts"), *entry;
     size_t i;
     c->layouts = golden_allocate(json_array_size(all) * sizeof *c->layouts);
     json_array_foreach(all, i, entry) {
         const json_t *layout = json_object_get(entry, "layout");
-        if (golden_int(layout, "ep", 1) != 1) {
-            suite->expert++;
-            continue;
-        }
         mcore_layout *made = &c->layouts[c->layout_count++];
         made->golden = (golden_layout){.tp = (int)golden_int(layout, "tp", 1),
             .dp = (int)golden_int(layout, "dp", 1),
             .pp = (int)golden_int(layout, "pp", 1),
+            .ep = (int)golden_int(layout, "ep", 1),
             .vpp = golden_int(layout, "vpp", 1) > 1 ? (int)golden_int(layout, "vpp", 1) : 0,
             .sp = json_is_true(json_object_get(layout, "sp")),
             .micro = golden_int(c->json, "micro_batch", 1),
@@ -80,7 +76,7 @@ static void load_layouts(mcore_case *c, mcore_suite *suite) {
     }
 }
 
-static void load_case(mcore_case *c, mcore_suite *suite) {
+static void load_case(mcore_case *c) {
     loom_safetensors *io = NULL;
     char *path = golden_path("mcore/%s/io.safetensors", c->name);
     golden_must(loom_safetensors_open(path, &io), c->name);
@@ -90,7 +86,7 @@ static void load_case(mcore_case *c, mcore_suite *suite) {
     load_eval(c, io);
     c->train = golden_rows_of_tokens(io, "train_tokens");
     loom_safetensors_close(io);
-    load_layouts(c, suite);
+    load_layouts(c);
     open_optional(c, "params_mcore", &c->parameters);
     open_optional(c, "grads_step1", &c->gradients);
     open_optional(c, "params_after5", &c->after);
@@ -122,7 +118,7 @@ static void load(mcore_suite *suite) {
         /* Weights are in hf/<case>/model, or in mcore/<case>/hf itself. */
         c.directory = golden_path("%s%s", hf, strncmp(hf, "hf/", 3) == 0 ? "/model" : "");
         if (golden_read_config(c.name, c.directory, &c.config)) {
-            load_case(&c, suite);
+            load_case(&c);
             suite->cases[suite->golden.cases++] = c;
         } else {
             free_case(&c);
@@ -339,8 +335,6 @@ static loom_status compare(loom_rank *rank, const mcore_case *c, const mcore_lay
 static loom_status walk(loom_rank *rank, void *argument) {
     mcore_suite *suite = argument;
     golden_begin(&suite->golden, rank);
-    if (loom_rank_index(rank) == 0)
-        suite->golden.counts.left_out = suite->expert;
     for (int i = 0; i < suite->golden.cases; i++)
         for (int k = 0; k < suite->cases[i].layout_count; k++) {
             const mcore_layout *layout = &suite->cases[i].layouts[k];
@@ -357,7 +351,7 @@ static loom_status walk(loom_rank *rank, void *argument) {
 }
 
 int main(void) {
-    mcore_suite suite = {.golden = {.name = "golden.mcore", .left_out = "expert", .walk = walk}};
+    mcore_suite suite = {.golden = {.name = "golden.mcore", .left_out = "none", .walk = walk}};
     load(&suite);
     int failed = golden_claim(&suite.golden, "numbers_are_those_of_megatron_core");
     for (int i = 0; i < suite.golden.cases; i++)

@@ -180,6 +180,9 @@ typedef struct golden_layout {
     bool sharded;          /* the distributed optimizer, which gathers parameters during the next forward */
     int instances;         /* of it; 0 = 1 */
     const char *precision; /* NULL = 32 */
+    int cp;                /* context ranks; 0 = 1 */
+    int ep, etp;           /* ranks that share experts, and that share an expert; 0 = 1, and as tp */
+    const char *cp_type;   /* cp_comm_type, or NULL; "a2a+p2p" has 2 ranks in the inner level */
 } golden_layout;
 
 /* Some of the tensors of the golden models are larger, most are smaller. */
@@ -194,6 +197,11 @@ static inline void golden_layout_name(const golden_layout *layout, char *text) {
         used += snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " instances%d", layout->instances);
     if (layout->precision)
         used += snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " %s", layout->precision);
+    if (layout->cp > 1)
+        used += snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " cp%d %s", layout->cp,
+            layout->cp_type ? layout->cp_type : "p2p");
+    if (layout->ep > 1 || layout->etp)
+        used += snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " ep%d etp%d", layout->ep, layout->etp);
     if (layout->pp > 1)
         snprintf(text + used, (size_t)(GOLDEN_TEXT - used), " pp%d%s%.0d%s%s", layout->pp, layout->vpp ? " v" : "",
             layout->vpp, layout->stages ? " " : "", layout->stages ? layout->stages : "");
@@ -210,6 +218,19 @@ static inline bool golden_layout_divides(
     const golden_layout *layout, const loom_model_config *config, int64_t s, int64_t batch) {
     int64_t f = config->ffn_hidden_size ? config->ffn_hidden_size : 4 * config->hidden_size;
     if (config->num_attention_heads % layout->tp || f % layout->tp || (layout->sp && s % layout->tp))
+        return false;
+    /* Tensor ranks route rows of their own. */
+    if (config->moe.num_moe_experts > 0 && layout->tp > 1 && !layout->sp)
+        return false;
+    int64_t ep = layout->ep ? layout->ep : 1;
+    if (ep > 1 && (config->moe.num_moe_experts == 0 || config->moe.num_moe_experts % ep))
+        return false;
+    int64_t cp = layout->cp ? layout->cp : 1,
+            groups = config->num_query_groups ? config->num_query_groups : config->num_attention_heads;
+    if (cp > 1 && (s % (2 * cp) || (layout->sp && s / cp % layout->tp)))
+        return false;
+    if (layout->cp_type && strncmp(layout->cp_type, "a2a", 3) == 0 &&
+        groups % (layout->tp * (strcmp(layout->cp_type, "a2a") == 0 ? cp : 2)))
         return false;
     if (!golden_groups_divide(config, layout->tp) && layout->tp % config->num_query_groups)
         return false;
@@ -236,6 +257,9 @@ static inline loom_status golden_model_create(loom_rank *rank, const golden_layo
     loom_megatron_strategy_config strategy = loom_megatron_strategy_config_default();
     strategy.tensor_model_parallel_size = layout->tp;
     strategy.sequence_parallel = layout->sp;
+    strategy.context_parallel_size = layout->cp ? layout->cp : 1;
+    strategy.expert_model_parallel_size = layout->ep ? layout->ep : 1;
+    strategy.expert_tensor_parallel_size = layout->etp;
     strategy.pipeline_model_parallel_size = layout->pp ? layout->pp : 1;
     strategy.virtual_pipeline_model_parallel_size = layout->vpp;
     strategy.ddp_config.overlap_grad_reduce = layout->overlap;
@@ -244,6 +268,11 @@ static inline loom_status golden_model_create(loom_rank *rank, const golden_layo
     strategy.num_distributed_optimizer_instances = layout->instances ? layout->instances : 1;
     loom_model_config adjusted = *config;
     adjusted.recompute = layout->recompute;
+    adjusted.parallel.cp_comm_type = layout->cp_type ? layout->cp_type : "p2p";
+    if (layout->cp_type && strcmp(layout->cp_type, "a2a+p2p") == 0) {
+        adjusted.parallel.hierarchical_context_parallel_sizes[0] = 2;
+        adjusted.parallel.hierarchical_context_parallel_sizes[1] = layout->cp / 2;
+    }
     adjusted.parallel.pipeline_model_parallel_layout = layout->stages;
     adjusted.replicate_query_groups = layout->replicate;
     loom_precision_config precision = loom_precision_config_default();
@@ -358,32 +387,36 @@ static inline loom_status golden_gradient_near(
         norm, tolerance);
 }
 
-/* Members of a data-parallel group hold the same bits after the same updates. */
-static inline loom_status golden_replicas_are_equal(const golden_model *model, const char *where, const char *layout) {
-    loom_parameter *const *parameters;
-    int64_t count;
+static inline uint64_t golden_parameter_hash(loom_parameter *const *parameters, int64_t count, bool experts) {
     uint64_t hash = 0xcbf29ce484222325u;
-    LOOM_TRY(loom_parallel_parameters(model->parallel, &parameters, &count));
     for (int64_t i = 0; i < count; i++) {
         size_t bytes = (size_t)loom_parameter_count(parameters[i]) * loom_dtype_size(parameters[i]->dtype);
         const unsigned char *values = loom_parameter_values(parameters[i]);
-        for (size_t b = 0; b < bytes; b++)
+        for (size_t b = 0; b < bytes && parameters[i]->expert_parallel == experts; b++)
             hash = (hash ^ values[b]) * 0x100000001b3u;
     }
-    loom_comm *dp = loom_fabric_group(model->fabric, LOOM_GROUP_DP);
-    int64_t mine = (int64_t)hash, all[64] = {0};
-    if (loom_comm_size(dp) > 64)
-        return loom_fail(LOOM_ERR_INTERNAL, "more than 64 replicas");
-    LOOM_TRY(loom_all_gather(dp, &mine, all, 1, LOOM_I64));
-    for (int i = 0; i < loom_comm_size(dp); i++)
-        if (all[i] != mine)
-            return loom_fail(LOOM_ERR_INTERNAL, "%s, %s: parameters differ between data-parallel ranks %d and %d",
-                where, layout, loom_comm_rank(dp), i);
+    return hash;
+}
+
+/* Ranks that have the same parameters hold the same bits of them after the same updates. */
+static inline loom_status golden_replicas_are_equal(const golden_model *model, const char *where, const char *layout) {
+    loom_parameter *const *parameters;
+    int64_t count;
+    LOOM_TRY(loom_parallel_parameters(model->parallel, &parameters, &count));
+    for (int experts = 0; experts < 2; experts++) {
+        loom_comm *replicas = loom_fabric_group(model->fabric, experts ? LOOM_GROUP_EDP : LOOM_GROUP_DP_CP);
+        int64_t mine = (int64_t)golden_parameter_hash(parameters, count, experts), all[64] = {0};
+        if (loom_comm_size(replicas) > 64)
+            return loom_fail(LOOM_ERR_INTERNAL, "more than 64 replicas");
+        LOOM_TRY(loom_all_gather(replicas, &mine, all, 1, LOOM_I64));
+        for (int i = 0; i < loom_comm_size(replicas); i++)
+            if (all[i] != mine)
+                return loom_fail(LOOM_ERR_INTERNAL, "%s, %s: parameters differ between data-parallel ranks %d and %d",
+                    where, layout, loom_comm_rank(replicas), i);
+    }
     return LOOM_OK;
 }
 
-/* Writes parameters or gradients in Hugging Face names from rank 0 and opens the file there (*file NULL on the others).
- * The file has no name any more when this returns. */
 static inline loom_status golden_export(
     const golden_model *model, bool gradients, const char *stem, loom_safetensors **file) {
     loom_rank *rank = loom_fabric_rank(model->fabric);

@@ -278,6 +278,43 @@ static loom_status run_pipelines(
     return LOOM_OK;
 }
 
+/* A part of the data ranks share their sequences instead, in every way there is. */
+static loom_status run_contexts(train_suite *suite, loom_rank *rank, const train_case *c, const golden_layout *layout) {
+    static const char *const types[] = {NULL, "all_gather", "a2a", "a2a+p2p"};
+    golden_layout cut = *layout;
+    for (cut.cp = 2; cut.cp <= 4; cut.cp *= 2)
+        for (int type = 0; type < 4; type++) {
+            cut.dp = layout->dp / cut.cp;
+            cut.cp_type = types[type];
+            cut.micro = cut.dp ? c->batch / cut.dp : 0;
+            if (layout->dp % cut.cp == 0 && (type < 3 || cut.cp == 4))
+                LOOM_TRY(run_layout(suite, rank, c, cut));
+        }
+    return LOOM_OK;
+}
+
+/* Experts are shared out over data, context and tensor ranks, and cut otherwise than the rest. */
+static loom_status run_experts(train_suite *suite, loom_rank *rank, const train_case *c, const golden_layout *layout) {
+    golden_layout cut = *layout;
+    int world = layout->tp * layout->dp;
+    if (c->config.moe.num_moe_experts == 0)
+        return LOOM_OK;
+    for (cut.cp = 1; cut.cp <= 2; cut.cp++)
+        for (cut.pp = 1; cut.pp <= 2; cut.pp++)
+            for (cut.etp = 1; cut.etp <= world; cut.etp++)
+                for (cut.ep = 1; cut.ep <= world; cut.ep++) {
+                    int model = cut.cp * cut.pp;
+                    cut.dp = layout->dp / model;
+                    cut.micro = cut.dp ? c->batch / cut.dp : 0;
+                    bool plain = cut.ep == 1 && cut.etp == layout->tp;
+                    if (layout->dp % model || world / cut.pp % (cut.etp * cut.ep) || plain ||
+                        (cut.cp > 1 && cut.pp > 1))
+                        continue;
+                    LOOM_TRY(run_layout(suite, rank, c, cut));
+                }
+    return LOOM_OK;
+}
+
 static loom_status walk(loom_rank *rank, void *argument) {
     train_suite *suite = argument;
     int world = loom_rank_count(rank);
@@ -295,6 +332,10 @@ static loom_status walk(loom_rank *rank, void *argument) {
                 golden_layout layout = {.tp = tp, .dp = world / tp, .sp = sp};
                 if (world <= MOST_RANKS_OF_ALL_LAYOUTS)
                     status = run_micro_batches(suite, rank, &suite->cases[i], &layout);
+                if (!status && world <= MOST_RANKS_OF_ALL_LAYOUTS)
+                    status = run_contexts(suite, rank, &suite->cases[i], &layout);
+                if (!status && world <= MOST_RANKS_OF_ALL_LAYOUTS)
+                    status = run_experts(suite, rank, &suite->cases[i], &layout);
                 if (!status && layout.dp % 2 == 0 && (world <= MOST_RANKS_OF_ALL_LAYOUTS || tp == 2))
                     status = run_pipelines(suite, rank, &suite->cases[i], &layout);
             }

@@ -81,7 +81,8 @@ static loom_status model_make(int kind, loom_dtype dtype, loom_comm *tp, bool se
     LOOM_TRY(loom__model_config_complete(&m->config, size, sequence_parallel));
     LOOM_TRY(loom__model_spec_create(&m->config, &m->spec));
     LOOM_TRY(loom__part_create(m->spec, 1, NULL, 0, &m->part));
-    LOOM_TRY(loom__parameter_set_create(m->spec, m->part, size, me, sequence_parallel, &m->set));
+    LOOM_TRY(loom__parameter_set_create(
+        m->spec, m->part, &(loom__tensor_place){size, me, .sequence_parallel = sequence_parallel}, &m->set));
     LOOM_TRY(loom__parameter_set_initialize(m->set, SEED));
     LOOM_TRY(make_rope(m));
     for (int64_t i = 0; i < m->set->count; i++) {
@@ -127,7 +128,8 @@ static loom_status forward(
     LOOM_TRY(
         loom__vocab_embedding(tape, tokens, microbatch->b, microbatch->s, m->words, first, VOCABULARY, tp, sp, &x));
     if (m->positions) {
-        LOOM_TRY(loom__position_embedding(tape, x, m->positions, NULL, loom__sequence_offset(microbatch), &next));
+        LOOM_TRY(loom__position_embedding(
+            tape, x, m->positions, NULL, microbatch->rows.first + loom__first_row(microbatch), &next));
         loom_tensor_release(x);
         x = next;
     }
@@ -329,7 +331,7 @@ static loom_status decode(loom_rank *rank, void *argument) {
         for (int64_t j = 0; j < B; j++)
             one[j] = tokens[j * S + t];
         microbatch.s = 1;
-        microbatch.first = t;
+        microbatch.rows = loom_positions_from(t);
         LOOM_TRY(forward(&m, tape, &microbatch, one, &logits));
         LOOM_TRY(last_logits(logits, tp, stepwise));
         loom_tensor_release(logits);

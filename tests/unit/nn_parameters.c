@@ -73,7 +73,7 @@ static loom_status make_whole(whole *w) {
     LOOM_TRY(loom__model_config_complete(&config, 1, false));
     LOOM_TRY(loom__model_spec_create(&config, &spec));
     LOOM_TRY(loom__part_create(spec, 1, NULL, 0, &part));
-    LOOM_TRY(loom__parameter_set_create(spec, part, 1, 0, false, &set));
+    LOOM_TRY(loom__parameter_set_create(spec, part, &(loom__tensor_place){.tp = 1}, &set));
     LOOM_TRY(loom__parameter_set_initialize(set, SEED));
     w->count = spec->count;
     w->tensors = calloc((size_t)spec->count, sizeof *w->tensors);
@@ -106,7 +106,7 @@ static void initial_values_are_those_of_their_descriptors(void **state) {
         assert_int_equal(loom__model_config_complete(&config, 1, false), LOOM_OK);
         assert_int_equal(loom__model_spec_create(&config, &spec), LOOM_OK);
         assert_int_equal(loom__part_create(spec, 1, NULL, 0, &part), LOOM_OK);
-        assert_int_equal(loom__parameter_set_create(spec, part, 1, 0, false, &set), LOOM_OK);
+        assert_int_equal(loom__parameter_set_create(spec, part, &(loom__tensor_place){.tp = 1}, &set), LOOM_OK);
         assert_int_equal(loom__parameter_set_initialize(set, SEED), LOOM_OK);
         for (int64_t i = 0; i < spec->count; i++) {
             const loom__parameter_descriptor *d = &spec->parameters[i];
@@ -138,10 +138,11 @@ static loom_status check_flags(const loom__parameter_set *set, bool sequence_par
         const loom__parameter_descriptor *d = &set->spec->parameters[i];
         bool shard = d->shard != LOOM__SHARD_NONE;
         CHECK(loom__parameter_set_find(set, p->name) == p && p->index == i, "%s is not found", p->name);
-        CHECK(p->tensor_parallel == (shard && set->tp > 1), "%s: tensor_parallel is %d", p->name, p->tensor_parallel);
+        CHECK(
+            p->tensor_parallel == (shard && set->at.tp > 1), "%s: tensor_parallel is %d", p->name, p->tensor_parallel);
         CHECK(p->sequence_partial == (d->sequence_partial && sequence_parallel), "%s: sequence_partial is %d", p->name,
             p->sequence_partial);
-        CHECK(p->tensor_partial == (d->tensor_partial && set->tp > 1), "%s: tensor_partial is %d", p->name,
+        CHECK(p->tensor_partial == (d->tensor_partial && set->at.tp > 1), "%s: tensor_partial is %d", p->name,
             p->tensor_partial);
         CHECK(p->decay == (p->dims == 2), "%s: decay is %d", p->name, p->decay);
         CHECK(p->grad == NULL && !p->grad_written, "%s has a gradient already", p->name);
@@ -161,7 +162,8 @@ static loom_status on_rank(loom_rank *rank, void *argument) {
     LOOM_TRY(loom__model_config_complete(&config, size, size > 1));
     LOOM_TRY(loom__model_spec_create(&config, &spec));
     LOOM_TRY(loom__part_create(spec, 1, NULL, 0, &part));
-    LOOM_TRY(loom__parameter_set_create(spec, part, size, me, size > 1, &set));
+    LOOM_TRY(
+        loom__parameter_set_create(spec, part, &(loom__tensor_place){size, me, .sequence_parallel = size > 1}, &set));
     LOOM_TRY(loom__parameter_set_initialize(set, SEED));
     LOOM_TRY(check_flags(set, size > 1));
     CHECK(spec->count == w->count, "%lld parameters, one rank has %lld", (long long)spec->count, (long long)w->count);
@@ -222,7 +224,7 @@ static void a_layer_that_the_set_lacks_is_named(void **state) {
     assert_int_equal(loom__model_config_complete(&config, 1, false), LOOM_OK);
     assert_int_equal(loom__model_spec_create(&config, &spec), LOOM_OK);
     assert_int_equal(loom__part_create(spec, 1, NULL, 0, &part), LOOM_OK);
-    assert_int_equal(loom__parameter_set_create(spec, part, 1, 0, false, &set), LOOM_OK);
+    assert_int_equal(loom__parameter_set_create(spec, part, &(loom__tensor_place){.tp = 1}, &set), LOOM_OK);
     assert_int_equal(loom__layer_bind(set, &config, 1, &layer), LOOM_OK);
     assert_non_null(layer.fc2_bias);
     assert_int_equal(loom__layer_bind(set, &config, 2, &layer), LOOM_ERR_INTERNAL);

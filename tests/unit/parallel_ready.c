@@ -66,7 +66,7 @@ static loom_status call(operation which, loom_tape *tape, loom_tensor *x, late *
     case ACTIVATION:
         return loom_activate(tape, LOOM_GELU_ERF, x, first, y);
     default:
-        return loom_bias_dropout_add(tape, x, first, NULL, &dropout, NULL, 0, y);
+        return loom_bias_dropout_add(tape, x, first, NULL, &dropout, NULL, loom_positions_from(0), y);
     }
 }
 

@@ -69,7 +69,7 @@ static loom_status run_dropout(
     loom_tape *tape, const problem *p, loom_tensor **x, loom_parameter *const *v, loom_tensor **output) {
     loom_dropout dropout = {p->probability, 77, 3, LOOM_DROPOUT_MLP};
     return loom_bias_dropout_add(tape, x[0], p->vectors ? v[0] : NULL, p->inputs > 1 ? x[1] : NULL, &dropout,
-        p->probability > 0 ? samples : NULL, 5, output);
+        p->probability > 0 ? samples : NULL, (loom_positions){5, 1, 40}, output);
 }
 
 static loom_status run_add(

@@ -92,12 +92,13 @@ static loom_status do_swiglu(loom_tape *tape, const given *in, loom_tensor **y) 
 
 static loom_status do_dropout(loom_tape *tape, const given *in, loom_tensor **y) {
     loom_dropout dropout = {0.25f, 7, 2, LOOM_DROPOUT_MLP};
-    return loom_bias_dropout_add(tape, in->x, in->parameters[0], in->other, &dropout, sample, 3, y);
+    return loom_bias_dropout_add(
+        tape, in->x, in->parameters[0], in->other, &dropout, sample, loom_positions_from(3), y);
 }
 
 static loom_status do_residual(loom_tape *tape, const given *in, loom_tensor **y) {
     loom_dropout none = {0};
-    return loom_bias_dropout_add(tape, in->x, NULL, in->other, &none, NULL, 0, y);
+    return loom_bias_dropout_add(tape, in->x, NULL, in->other, &none, NULL, loom_positions_from(0), y);
 }
 
 static loom_status do_add(loom_tape *tape, const given *in, loom_tensor **y) {
@@ -335,8 +336,8 @@ static loom_status mixtures(loom_rank *rank, void *argument) {
     LOOM_TRY(expect(loom_norm(tape, wide, narrow, NULL, 1e-5f, &y), LOOM_ERR_ARGUMENT, "in BF16", "input in F32"));
     LOOM_TRY(expect(loom_activate(tape, LOOM_GELU_TANH, x, weight, &y), LOOM_ERR_ARGUMENT, "activation", "F32"));
     LOOM_TRY(expect(loom_add(tape, x, wide, &y), LOOM_ERR_ARGUMENT, "add: one input is kept in BF16", "F32"));
-    LOOM_TRY(expect(loom_bias_dropout_add(tape, x, NULL, wide, &none, NULL, 0, &y), LOOM_ERR_ARGUMENT, "residual",
-        "expected one dtype"));
+    LOOM_TRY(expect(loom_bias_dropout_add(tape, x, NULL, wide, &none, NULL, loom_positions_from(0), &y),
+        LOOM_ERR_ARGUMENT, "residual", "expected one dtype"));
     LOOM_TRY(expect(
         loom_scale(tape, f64, 2, &y), LOOM_ERR_UNSUPPORTED, "not supported yet: scale of F64", "F32, BF16, F16"));
     LOOM_TRY(expect(loom_cast(tape, x, LOOM_F16, &y), LOOM_ERR_UNSUPPORTED, "cast of BF16 to F16", "F32"));

@@ -31,7 +31,8 @@ static loom_status block(loom_tape *tape, void *argument, loom_tensor *x, loom_t
     if (!status)
         status = loom_activate(tape, LOOM_GELU_TANH, normed, &n->vectors[2].parameter, &active);
     if (!status)
-        status = loom_bias_dropout_add(tape, active, &n->vectors[3].parameter, x, &dropout, samples, 0, &dropped);
+        status = loom_bias_dropout_add(
+            tape, active, &n->vectors[3].parameter, x, &dropout, samples, loom_positions_from(0), &dropped);
     if (!status)
         status = loom_norm(tape, dropped, &n->vectors[0].parameter, &n->vectors[1].parameter, 1e-5f, output);
     loom_tensor_release(normed);
@@ -575,7 +576,8 @@ static loom_status walk_views(loom_rank *rank, void *argument) {
         LOOM_TRY(loom_rope(tape, x, &table, 1, 1, 2, NULL, 0, &rotated));
         LOOM_TRY(reshape(tape, rotated, flat, &flat_x));
         loom_dropout none = {0};
-        LOOM_TRY(loom_bias_dropout_add(tape, flat_x, &bias.parameter, NULL, &none, NULL, 0, &biased));
+        LOOM_TRY(
+            loom_bias_dropout_add(tape, flat_x, &bias.parameter, NULL, &none, NULL, loom_positions_from(0), &biased));
         LOOM_TRY(make_tensor(rank, 3, flat, ones, &d_y));
         LOOM_TRY(loom_tape_backward(tape, biased, d_y));
         LOOM_TRY(loom_tape_run_weights(tape));
@@ -637,10 +639,12 @@ static loom_status refuse(loom_rank *rank, void *argument) {
     REFUSED(loom_norm(tape, x, &wide.parameter, &narrow.parameter, 1e-5f, &y), "narrow has 5 elements");
     REFUSED(loom_activate(tape, LOOM_GELU_ERF, none, NULL, &y), "axis");
     REFUSED(loom_activate(tape, LOOM_SWIGLU, small, NULL, &y), "odd width of 3");
-    REFUSED(loom_bias_dropout_add(tape, small, NULL, NULL, &off, NULL, 0, &y), "1 dimensions");
-    REFUSED(loom_bias_dropout_add(tape, x, &narrow.parameter, NULL, &off, NULL, 0, &y), "narrow has 5 elements");
-    REFUSED(loom_bias_dropout_add(tape, x, NULL, small, &off, NULL, 0, &y), "3 elements for 36");
-    REFUSED(loom_bias_dropout_add(tape, x, NULL, NULL, &dropout, NULL, 0, &y), "0.5 needs the sample numbers");
+    REFUSED(loom_bias_dropout_add(tape, small, NULL, NULL, &off, NULL, loom_positions_from(0), &y), "1 dimensions");
+    REFUSED(loom_bias_dropout_add(tape, x, &narrow.parameter, NULL, &off, NULL, loom_positions_from(0), &y),
+        "narrow has 5 elements");
+    REFUSED(loom_bias_dropout_add(tape, x, NULL, small, &off, NULL, loom_positions_from(0), &y), "3 elements for 36");
+    REFUSED(loom_bias_dropout_add(tape, x, NULL, NULL, &dropout, NULL, loom_positions_from(0), &y),
+        "0.5 needs the sample numbers");
     REFUSED(loom_add(tape, x, small, &y), "adding 3 elements to 36");
     REFUSED(loom_rope(tape, x, &table, 1, 2, 2, NULL, 0, &y), "found width 6, expected 8");
     REFUSED(loom_rope(tape, x, &table, 1, 1, 2, NULL, 2, &y), "position 4, expected 0 to 3");

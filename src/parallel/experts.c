@@ -1,0 +1,352 @@
+/* Rows on their way to the experts and back. The way there: the rows of each destination lie together already, since
+ * they are in the order of their experts; an all-to-all over ep takes them to the ranks that have the experts, a gather
+ * over etp to all ranks that have a slice of them, and there they are put in the order of the experts. The way back is
+ * the reverse, with a sum over etp in place of the gather. Every count follows from the table of all ranks' counts,
+ * which the router has gathered: no rank waits for a number, and a rank or an expert without rows does what the others
+ * do. */
+#include "parallel/experts.h"
+#include "parallel/common.h"
+#include <stdlib.h>
+#include <string.h>
+
+static int size_of(const loom_comm *group) {
+    return group ? loom_comm_size(group) : 1;
+}
+
+static int place_in(const loom_comm *group) {
+    return group ? loom_comm_rank(group) : 0;
+}
+
+/* ---- counts ---- */
+
+/* Rows of source q for the experts of ep rank p. */
+static int64_t rows_between(const loom__routed *r, int64_t q, int64_t p) {
+    int64_t rows = 0;
+    for (int64_t e = 0; e < r->local_experts; e++)
+        rows += r->source_counts[q * r->experts + p * r->local_experts + e];
+    return rows;
+}
+
+static int64_t source(const loom__routed *r, int64_t ep, int64_t etp) {
+    return ep * size_of(r->groups.etp) + etp;
+}
+
+/* Rows that etp member t of this ep rank has received. */
+static int64_t received_by(const loom__routed *r, int64_t t) {
+    int64_t rows = 0;
+    for (int64_t p = 0; p < size_of(r->groups.ep); p++)
+        rows += rows_between(r, source(r, p, t), place_in(r->groups.ep));
+    return rows;
+}
+
+/* ---- the order of rows at the experts ---- */
+
+/* Copies between arrival order (etp member, ep source, expert, token) and expert order (expert, etp member, ep source,
+ * token), rows of `bytes`. */
+static void order_rows(const loom__routed *r, size_t bytes, char *arrived, char *ordered, bool to_experts) {
+    int64_t ep = size_of(r->groups.ep), etp = size_of(r->groups.etp), at = 0;
+    for (int64_t e = 0; e < r->local_experts; e++) {
+        int64_t from = 0;
+        for (int64_t t = 0; t < etp; t++)
+            for (int64_t p = 0; p < ep; p++) {
+                const int64_t *counts = r->source_counts + source(r, p, t) * r->experts + r->first_expert;
+                for (int64_t before = 0; before < e; before++)
+                    from += counts[before];
+                char *here = arrived + (size_t)from * bytes, *there = ordered + (size_t)at * bytes;
+                memcpy(to_experts ? there : here, to_experts ? here : there, (size_t)counts[e] * bytes);
+                at += counts[e];
+                for (int64_t rest = e; rest < r->local_experts; rest++)
+                    from += counts[rest];
+            }
+    }
+}
+
+/* ---- the two ways ---- */
+
+typedef struct ways {
+    int64_t *send, *receive; /* elements to and from each ep rank */
+    int64_t *parts;          /* elements of each etp member */
+} ways;
+
+static void free_ways(ways *w) {
+    free(w->send);
+}
+
+static loom_status make_ways(const loom__routed *r, int64_t h, ways *w) {
+    int64_t ep = size_of(r->groups.ep), etp = size_of(r->groups.etp), me = place_in(r->groups.ep);
+    int64_t mine = place_in(r->groups.etp), *counts = malloc((size_t)(2 * ep + etp) * sizeof *counts);
+    if (!counts)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the ways of rows to their experts");
+    *w = (ways){counts, counts + ep, counts + 2 * ep};
+    for (int64_t p = 0; p < ep; p++) {
+        w->send[p] = rows_between(r, source(r, me, mine), p) * h;
+        w->receive[p] = rows_between(r, source(r, p, mine), me) * h;
+    }
+    for (int64_t t = 0; t < etp; t++)
+        w->parts[t] = received_by(r, t) * h;
+    return LOOM_OK;
+}
+
+static loom_status create_rows(loom_tape *tape, loom_dtype dtype, int64_t rows, int64_t h, loom_tensor **tensor) {
+    return loom_tensor_create(loom_tape_rank(tape), dtype, 2, (int64_t[]){rows, h}, tensor);
+}
+
+/* rows [r->rows, h] of this rank -> [expert_rows, h]. */
+static loom_status to_experts(loom_tape *tape, const loom__routed *r, loom_tensor *rows, loom_tensor **out) {
+    const int64_t h = rows->shape[1], mine = received_by(r, place_in(r->groups.etp));
+    loom_tensor *received = NULL, *all = NULL, *ordered = NULL;
+    ways w;
+    LOOM_TRY(make_ways(r, h, &w));
+    loom_status status = LOOM_OK;
+    if (size_of(r->groups.ep) > 1) {
+        status = create_rows(tape, rows->dtype, mine, h, &received);
+        if (!status)
+            status = loom_all_to_all_v(r->groups.ep, rows->data, w.send, received->data, w.receive, rows->dtype);
+    } else {
+        received = loom_tensor_retain(rows);
+    }
+    if (!status && size_of(r->groups.etp) > 1) {
+        status = create_rows(tape, rows->dtype, r->expert_rows, h, &all);
+        if (!status)
+            status = loom_all_gather_v(r->groups.etp, received->data, all->data, w.parts, rows->dtype);
+    } else if (!status) {
+        all = loom_tensor_retain(received);
+    }
+    if (!status)
+        status = create_rows(tape, rows->dtype, r->expert_rows, h, &ordered);
+    if (!status)
+        order_rows(r, (size_t)h * loom_dtype_size(rows->dtype), all->data, ordered->data, true);
+    free_ways(&w);
+    loom_tensor_release(received);
+    loom_tensor_release(all);
+    if (status) {
+        loom_tensor_release(ordered);
+        return status;
+    }
+    *out = ordered;
+    return LOOM_OK;
+}
+
+/* rows [expert_rows, h], summed over etp -> [r->rows, h] of this rank. */
+static loom_status from_experts(loom_tape *tape, const loom__routed *r, loom_tensor *rows, loom_tensor **out) {
+    const int64_t h = rows->shape[1], mine = received_by(r, place_in(r->groups.etp));
+    loom_tensor *all = NULL, *sum = NULL, *back = NULL;
+    ways w;
+    LOOM_TRY(make_ways(r, h, &w));
+    loom_status status = create_rows(tape, rows->dtype, r->expert_rows, h, &all);
+    if (!status)
+        order_rows(r, (size_t)h * loom_dtype_size(rows->dtype), all->data, rows->data, false);
+    if (!status && size_of(r->groups.etp) > 1) {
+        status = create_rows(tape, rows->dtype, mine, h, &sum);
+        if (!status)
+            status = loom_reduce_scatter_v(r->groups.etp, all->data, sum->data, w.parts, rows->dtype, LOOM_SUM);
+    } else if (!status) {
+        sum = loom_tensor_retain(all);
+    }
+    if (!status && size_of(r->groups.ep) > 1) {
+        status = create_rows(tape, rows->dtype, r->rows, h, &back);
+        if (!status)
+            status = loom_all_to_all_v(r->groups.ep, sum->data, w.receive, back->data, w.send, rows->dtype);
+    } else if (!status) {
+        back = loom_tensor_retain(sum);
+    }
+    free_ways(&w);
+    loom_tensor_release(all);
+    loom_tensor_release(sum);
+    if (status) {
+        loom_tensor_release(back);
+        return status;
+    }
+    *out = back;
+    return LOOM_OK;
+}
+
+/* ---- a token's rows ---- */
+
+/* fp32 values of a row, in `wide` where the row is narrow. */
+static const float *widened(loom_dtype dtype, const void *row, int64_t h, float *wide) {
+    const uint16_t *narrow = row;
+    if (dtype == LOOM_F32)
+        return row;
+    for (int64_t c = 0; c < h; c++)
+        wide[c] = dtype == LOOM_BF16 ? loom_bf16_to_f32(narrow[c]) : loom_f16_to_f32(narrow[c]);
+    return wide;
+}
+
+static void narrowed(loom_dtype dtype, const float *wide, int64_t h, void *row) {
+    uint16_t *narrow = row;
+    if (dtype == LOOM_F32)
+        memcpy(row, wide, (size_t)h * sizeof *wide);
+    else
+        for (int64_t c = 0; c < h; c++)
+            narrow[c] = dtype == LOOM_BF16 ? loom_f32_to_bf16(wide[c]) : loom_f32_to_f16(wide[c]);
+}
+
+/* out [tokens, h] = for each token the sum over its rows of weight * row, in fp32, rounded once. probs NULL: weights
+ * of 1.
+ */
+static loom_status sum_rows(
+    loom_tape *tape, const loom__routed *r, const loom_tensor *rows, const loom_tensor *probs, loom_tensor *out) {
+    const int64_t h = rows->shape[1];
+    loom_tensor *sums = NULL;
+    LOOM_TRY(create_rows(tape, LOOM_F32, r->tokens + 1, h, &sums));
+    float *sum = loom_tensor_f32(sums), *wide = sum + r->tokens * h;
+    memset(sum, 0, (size_t)(r->tokens * h) * sizeof *sum);
+    int64_t row = 0;
+    for (int64_t e = 0; e < r->experts; e++)
+        for (int64_t i = 0; i < r->counts[e]; i++, row++) {
+            const int64_t token = r->token[row];
+            const float *from = widened(rows->dtype, loom__element(rows, row * h), h, wide);
+            const float weight = probs ? loom_tensor_f32(probs)[token * r->experts + e] : 1.0f;
+            float *to = sum + token * h;
+            for (int64_t c = 0; c < h; c++)
+                to[c] += weight * from[c];
+        }
+    for (int64_t token = 0; token < r->tokens; token++)
+        narrowed(out->dtype, sum + token * h, h, loom__element(out, token * h));
+    loom_tensor_release(sums);
+    return LOOM_OK;
+}
+
+/* ---- dispatch ---- */
+
+typedef struct dispatch_state {
+    loom__routed *routed;
+    int64_t s, b;
+} dispatch_state;
+
+static void dispatch_release(loom_node *node) {
+    loom__routed_release(((dispatch_state *)loom_node_state(node))->routed);
+}
+
+static loom_status dispatch_input(loom_tape *tape, loom_node *node, loom_tensor *d_rows) {
+    const dispatch_state *state = loom_node_state(node);
+    loom_tensor *mine = NULL, *d_x = NULL;
+    loom_status status = from_experts(tape, state->routed, d_rows, &mine);
+    if (!status)
+        status = loom_tensor_create(
+            loom_tape_rank(tape), d_rows->dtype, 3, (int64_t[]){state->s, state->b, d_rows->shape[1]}, &d_x);
+    if (!status)
+        status = sum_rows(tape, state->routed, mine, NULL, d_x);
+    loom_tensor_release(mine);
+    if (status) {
+        loom_tensor_release(d_x);
+        return status;
+    }
+    return loom_tape_give(tape, node, 0, d_x);
+}
+
+static const loom_op dispatch_op = {"expert dispatch", dispatch_input, NULL, dispatch_release};
+
+loom_status loom__expert_dispatch(loom_tape *tape, loom_tensor *x, loom__routed *routed, loom_tensor **rows) {
+    LOOM_TRY(loom__check_dtype(tape, dispatch_op.name, x));
+    LOOM_TRY(loom_tensor_ready(x));
+    const int64_t h = x->shape[2];
+    const size_t bytes = (size_t)h * loom_dtype_size(x->dtype);
+    loom_tensor *mine = NULL, *out = NULL;
+    loom_node *node = NULL;
+    loom_status status = create_rows(tape, x->dtype, routed->rows, h, &mine);
+    for (int64_t row = 0; !status && row < routed->rows; row++)
+        memcpy(loom__element(mine, row * h), loom__element(x, routed->token[row] * h), bytes);
+    if (!status)
+        status = to_experts(tape, routed, mine, &out);
+    loom_tensor_release(mine);
+    if (!status)
+        status =
+            loom_tape_record(tape, &dispatch_op, sizeof(dispatch_state), (loom_tensor *[]){x}, 1, NULL, 0, out, &node);
+    if (!status && node) {
+        *(dispatch_state *)loom_node_state(node) = (dispatch_state){routed, x->shape[0], x->shape[1]};
+        routed->references++;
+    }
+    if (status) {
+        loom_tensor_release(out);
+        return status;
+    }
+    *rows = out;
+    return LOOM_OK;
+}
+
+/* ---- combine ---- */
+
+/* d_probs of each row = d_output of its token . the row, and d_row = weight * d_output. */
+static void combine_gradients(const loom__routed *r, const loom_tensor *rows, const loom_tensor *probs,
+    const loom_tensor *d_out, float *wide, float *d_probs, loom_tensor *d_rows) {
+    const int64_t h = rows->shape[1];
+    int64_t row = 0;
+    for (int64_t e = 0; e < r->experts; e++)
+        for (int64_t i = 0; i < r->counts[e]; i++, row++) {
+            const int64_t token = r->token[row], at = token * r->experts + e;
+            const float weight = loom_tensor_f32(probs)[at];
+            const float *value = widened(rows->dtype, loom__element(rows, row * h), h, wide);
+            const float *d = widened(d_out->dtype, loom__element(d_out, token * h), h, wide + h);
+            double dot = 0;
+            for (int64_t c = 0; c < h; c++) {
+                dot += (double)value[c] * (double)d[c];
+                wide[2 * h + c] = weight * d[c];
+            }
+            d_probs[at] = (float)dot;
+            narrowed(d_rows->dtype, wide + 2 * h, h, loom__element(d_rows, row * h));
+        }
+}
+
+static loom_status combine_input(loom_tape *tape, loom_node *node, loom_tensor *d_out) {
+    const dispatch_state *state = loom_node_state(node);
+    const loom__routed *r = state->routed;
+    loom_tensor *rows = loom_node_saved(node, 0), *probs = loom_node_saved(node, 1);
+    const int64_t h = rows->shape[1];
+    loom_tensor *scratch = NULL, *d_probs = NULL, *d_mine = NULL, *d_rows = NULL;
+    loom_status status = create_rows(tape, LOOM_F32, 3, h, &scratch);
+    if (!status)
+        status = create_rows(tape, LOOM_F32, r->tokens, r->experts, &d_probs);
+    if (!status)
+        status = create_rows(tape, rows->dtype, r->rows, h, &d_mine);
+    if (!status) {
+        memset(d_probs->data, 0, (size_t)loom_tensor_count(d_probs) * sizeof(float));
+        combine_gradients(r, rows, probs, d_out, loom_tensor_f32(scratch), loom_tensor_f32(d_probs), d_mine);
+        status = to_experts(tape, r, d_mine, &d_rows);
+    }
+    loom_tensor_release(scratch);
+    loom_tensor_release(d_mine);
+    if (status) {
+        loom_tensor_release(d_probs);
+        return status;
+    }
+    status = loom_tape_give(tape, node, 0, d_rows);
+    if (status) {
+        loom_tensor_release(d_probs);
+        return status;
+    }
+    return loom_tape_give(tape, node, 1, d_probs);
+}
+
+static const loom_op combine_op = {"expert combination", combine_input, NULL, dispatch_release};
+
+loom_status loom__expert_combine(loom_tape *tape, loom_tensor *rows, loom_tensor *probs, loom__routed *routed,
+    int64_t s, int64_t b, loom_tensor **output) {
+    LOOM_TRY(loom__check_dtype(tape, combine_op.name, rows));
+    LOOM_TRY(loom_tensor_ready(rows));
+    loom_tensor *mine = NULL, *out = NULL;
+    loom_node *node = NULL;
+    loom_status status = from_experts(tape, routed, rows, &mine);
+    if (!status)
+        status = loom_tensor_create(loom_tape_rank(tape), rows->dtype, 3, (int64_t[]){s, b, rows->shape[1]}, &out);
+    if (!status)
+        status = sum_rows(tape, routed, mine, probs, out);
+    if (!status)
+        status = loom_tape_record(
+            tape, &combine_op, sizeof(dispatch_state), (loom_tensor *[]){rows, probs}, 2, NULL, 0, out, &node);
+    if (!status && node) {
+        *(dispatch_state *)loom_node_state(node) = (dispatch_state){routed, s, b};
+        routed->references++;
+        status = loom_node_save(node, mine);
+        if (!status)
+            status = loom_node_save(node, probs);
+    }
+    loom_tensor_release(mine);
+    if (status) {
+        loom_tensor_release(out);
+        return status;
+    }
+    *output = out;
+    return LOOM_OK;
+}

@@ -1,0 +1,61 @@
+/* A layer of experts as operations: the router, the way of rows to the experts and back, and the experts' products.
+ *
+ * Rows are tokens of this rank, one for each expert that a token goes to, in the order (expert, token). Over the ranks
+ * of `all` there is one copy of all experts: ep ranks have experts/ep of them each, and etp ranks a slice of each
+ * expert. On the ranks of an expert its rows lie in the order (expert, source rank, token), so that no result depends
+ * on when a message comes. Weights of the sum over a token's experts are applied where the token is. F32, BF16 or F16.
+ */
+#ifndef PARALLEL_EXPERTS_H
+#define PARALLEL_EXPERTS_H
+
+#include "moe/router.h"
+#include <megaloom/tensor.h>
+
+typedef struct loom__expert_groups {
+    loom_comm *ep, *etp; /* NULL: of one member */
+    loom_comm *all;      /* etp members of ep rank 0, of ep rank 1, …; NULL: of one member */
+    bool gather;         /* rows go to all ranks and each takes its own, in place of an all-to-all */
+} loom__expert_groups;
+
+/* What the router of one layer decided for a microbatch, and the plan of its rows. Counted. */
+typedef struct loom__routed {
+    int64_t references;
+    int64_t tokens, experts;
+    loom__routing routing; /* its arrays are this struct's */
+    loom__expert_groups groups;
+    int64_t rows, *counts, *token; /* of this rank: counts [experts], token [rows] */
+    int64_t first_expert, local_experts;
+    int64_t sources, *source_counts; /* [sources, experts] of the ranks of `all` */
+    int64_t expert_rows;             /* rows that this rank's experts get */
+    int64_t *local_counts;           /* [local_experts] of them */
+} loom__routed;
+void loom__routed_release(loom__routed *routed); /* NULL is accepted */
+
+typedef struct loom__router_options {
+    loom__router router;
+    loom__expert_groups groups;
+    bool training;
+    /* Losses that keep the load even, of the tokens of all ranks of balance_group (NULL: of this one): a coefficient of
+     * 0 is none. Their gradient is multiplied by own_loss_scale. */
+    double balance_coefficient, z_coefficient, own_loss_scale;
+    bool balance_per_sequence;
+    loom_comm *balance_group;
+} loom__router_options;
+
+/* x [s, b, h] (this rank's rows), weight [experts, h]. *probs [s*b, experts] F32: the weights of the experts, to be
+ * given to loom__expert_combine. *routed: loom__routed_release. Collective over groups.all, and over balance_group
+ * where there is a balance loss. */
+loom_status loom__route_tokens(loom_tape *tape, loom_tensor *x, loom_parameter *weight,
+    const loom__router_options *options, loom_tensor **probs, loom__routed **routed);
+/* rows [expert_rows, h] of this rank's experts. Collective over groups.all. */
+loom_status loom__expert_dispatch(loom_tape *tape, loom_tensor *x, loom__routed *routed, loom_tensor **rows);
+/* y [expert_rows, o] = rows W_e^T, W_e = weights[e] [o, i] for the rows of local expert e. Local. */
+loom_status loom__expert_linear(loom_tape *tape, loom_tensor *rows, const loom__routed *routed,
+    loom_parameter *const *weights, loom_tensor **output);
+/* output [s, b, h]: for each token the sum over its experts of probs * (sum over etp of rows). Collective over
+ * groups.all.
+ */
+loom_status loom__expert_combine(loom_tape *tape, loom_tensor *rows, loom_tensor *probs, loom__routed *routed,
+    int64_t s, int64_t b, loom_tensor **output);
+
+#endif

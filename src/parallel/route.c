@@ -1,0 +1,276 @@
+/* The router as an operation. Its logits are in fp32 whatever the activations are; its own losses have no value in the
+ * model's loss: they add to the gradient of the logits, where the backward comes by. */
+#include "moe/permutation.h"
+#include "parallel/common.h"
+#include "parallel/experts.h"
+#include <stdlib.h>
+#include <string.h>
+
+void loom__routed_release(loom__routed *routed) {
+    if (!routed || --routed->references > 0)
+        return;
+    free(routed->routing.probs);
+    free(routed->routing.chosen);
+    free(routed->routing.map);
+    free(routed->counts);
+    free(routed->token);
+    free(routed->source_counts);
+    free(routed->local_counts);
+    free(routed);
+}
+
+static loom_status out_of_memory(int64_t tokens, int64_t experts) {
+    return loom_fail(LOOM_ERR_MEMORY, "out of memory for routing %lld tokens to %lld experts", (long long)tokens,
+        (long long)experts);
+}
+
+static int size_of(const loom_comm *group) {
+    return group ? loom_comm_size(group) : 1;
+}
+
+static loom_status create_routed(int64_t tokens, const loom__router_options *options, loom__routed **out) {
+    const int64_t experts = options->router.experts, sources = size_of(options->groups.all);
+    const int64_t ep = size_of(options->groups.ep), place = options->groups.ep ? loom_comm_rank(options->groups.ep) : 0;
+    size_t cells = (size_t)(tokens * experts) + 1, columns = (size_t)experts;
+    loom__routed *r = calloc(1, sizeof *r);
+    if (!r)
+        return out_of_memory(tokens, experts);
+    *r = (loom__routed){.references = 1,
+        .tokens = tokens,
+        .experts = experts,
+        .groups = options->groups,
+        .routing = {malloc(cells * sizeof(float)), malloc(cells), malloc(cells), 0},
+        .counts = calloc(columns, sizeof(int64_t)),
+        .first_expert = experts / ep * place,
+        .local_experts = experts / ep,
+        .sources = sources,
+        .source_counts = calloc(columns * (size_t)sources, sizeof(int64_t)),
+        .local_counts = calloc(columns, sizeof(int64_t))};
+    *out = r;
+    return r->routing.probs && r->routing.chosen && r->routing.map && r->counts && r->source_counts && r->local_counts
+               ? LOOM_OK
+               : out_of_memory(tokens, experts);
+}
+
+/* Which rows there are here, and how many come from where. */
+static loom_status plan_rows(loom__routed *r) {
+    r->rows = loom__permutation(r->tokens, r->experts, r->routing.map, 0, r->counts, NULL);
+    r->token = malloc((size_t)(r->rows + 1) * sizeof *r->token);
+    if (!r->token)
+        return out_of_memory(r->tokens, r->experts);
+    loom__permutation(r->tokens, r->experts, r->routing.map, 0, r->counts, r->token);
+    if (r->sources > 1)
+        LOOM_TRY(loom_all_gather(r->groups.all, r->counts, r->source_counts, r->experts, LOOM_I64));
+    else
+        memcpy(r->source_counts, r->counts, (size_t)r->experts * sizeof *r->counts);
+    for (int64_t e = 0; e < r->local_experts; e++) {
+        for (int64_t q = 0; q < r->sources; q++)
+            r->local_counts[e] += r->source_counts[q * r->experts + r->first_expert + e];
+        r->expert_rows += r->local_counts[e];
+    }
+    return LOOM_OK;
+}
+
+/* ---- the operation ---- */
+
+typedef struct route_state {
+    loom_parameter *weight;
+    loom__router router;
+    loom__routed *routed;
+    loom__balance balance;
+    double *balance_weights; /* NULL: no such loss */
+    double z_coefficient, scale;
+    loom_tensor *d_logits;
+} route_state;
+
+static loom_status logits_of(loom_tape *tape, loom_tensor *x, const loom_parameter *weight, int64_t tokens, int64_t h,
+    int64_t experts, loom_tensor **logits) {
+    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 2, (int64_t[]){tokens, experts}, logits));
+    float *out = loom_tensor_f32(*logits);
+    if (x->dtype == LOOM_F32)
+        KERNELS(tape)->gemm(TEAM(tape), false, true, tokens, experts, h, 1, loom_tensor_f32(x), h, weight->data, h,
+            false, out, experts);
+    else
+        loom__kernels16(tape, x->dtype)
+            ->gemm_f32(
+                TEAM(tape), false, true, tokens, experts, h, 1, x->data, h, weight->data16, h, false, out, experts);
+    return LOOM_OK;
+}
+
+static loom_status logits_gradient(
+    loom_tape *tape, const loom_node *node, const route_state *state, loom_tensor *d_probs, loom_tensor **out) {
+    const loom_tensor *logits = loom_node_saved(node, 1);
+    const loom__routed *r = state->routed;
+    loom_tensor *made;
+    double loss;
+    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 2, logits->shape, &made));
+    float *d_logits = loom_tensor_f32(made);
+    const float *values = loom_tensor_f32(logits);
+    memset(d_logits, 0, (size_t)loom_tensor_count(made) * sizeof *d_logits);
+    loom_status status =
+        loom__route_backward(&state->router, r->tokens, values, &r->routing, loom_tensor_f32(d_probs), d_logits);
+    if (!status && state->balance_weights)
+        status = loom__balance_loss(&state->balance, values, state->balance_weights, state->scale, &loss, d_logits);
+    if (!status && state->z_coefficient > 0)
+        loom__router_z_loss(r->tokens, r->experts, values, NULL, state->z_coefficient, state->scale, &loss, d_logits);
+    if (status) {
+        loom_tensor_release(made);
+        return status;
+    }
+    *out = made;
+    return LOOM_OK;
+}
+
+/* The gradient of the logits in the dtype of the activations. */
+static loom_status as_activations(loom_tape *tape, loom_tensor *d_logits, loom_dtype dtype, loom_tensor **out) {
+    if (dtype == LOOM_F32) {
+        *out = loom_tensor_retain(d_logits);
+        return LOOM_OK;
+    }
+    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), dtype, 2, d_logits->shape, out));
+    loom__kernels16(tape, dtype)
+        ->narrow(TEAM(tape), loom_tensor_count(d_logits), loom_tensor_f32(d_logits), (*out)->data);
+    return LOOM_OK;
+}
+
+static loom_status route_input(loom_tape *tape, loom_node *node, loom_tensor *d_probs) {
+    route_state *state = loom_node_state(node);
+    const loom_tensor *x = loom_node_saved(node, 0);
+    int64_t h = x->shape[2], tokens = state->routed->tokens, experts = state->routed->experts;
+    loom_tensor *d_logits = NULL, *narrow = NULL, *d_x = NULL;
+    LOOM_TRY(logits_gradient(tape, node, state, d_probs, &d_logits));
+    loom_status status = as_activations(tape, d_logits, x->dtype, &narrow);
+    loom_tensor_release(d_logits);
+    if (!status)
+        status = loom_tensor_create(loom_tape_rank(tape), x->dtype, 3, x->shape, &d_x);
+    if (!status) {
+        LOOM__KERNEL(tape, x->dtype, gemm, false, false, tokens, h, experts, 1, narrow->data, experts,
+            loom_parameter_values(state->weight), h, false, d_x->data, h);
+        status = loom_tape_give(tape, node, 0, d_x);
+    }
+    if (!status && state->weight->grad)
+        state->d_logits = loom_tensor_retain(narrow);
+    loom_tensor_release(narrow);
+    return status;
+}
+
+static loom_status route_weight(loom_tape *tape, loom_node *node, loom_tensor *d_probs) {
+    route_state *state = loom_node_state(node);
+    loom_tensor *x = loom_node_saved(node, 0), *d_logits = NULL;
+    int64_t h = x->shape[2], tokens = state->routed->tokens, experts = state->routed->experts;
+    if (!state->d_logits) {
+        LOOM_TRY(logits_gradient(tape, node, state, d_probs, &d_logits));
+        loom_status status = as_activations(tape, d_logits, x->dtype, &state->d_logits);
+        loom_tensor_release(d_logits);
+        LOOM_TRY(status);
+    }
+    bool accumulate;
+    float *grad = loom_parameter_begin_grad(state->weight, &accumulate);
+    if (x->dtype == LOOM_F32)
+        KERNELS(tape)->gemm(TEAM(tape), true, false, experts, h, tokens, 1, loom_tensor_f32(state->d_logits), experts,
+            loom_tensor_f32(x), h, accumulate, grad, h);
+    else
+        loom__kernels16(tape, x->dtype)
+            ->gemm_f32(TEAM(tape), true, false, experts, h, tokens, 1, state->d_logits->data, experts, x->data, h,
+                accumulate, grad, h);
+    loom_tensor_release(state->d_logits);
+    state->d_logits = NULL;
+    return LOOM_OK;
+}
+
+static void free_state(route_state *state) {
+    loom__routed_release(state->routed);
+    loom_tensor_release(state->d_logits);
+    free(state->balance_weights);
+}
+
+static void route_release(loom_node *node) {
+    free_state(loom_node_state(node));
+}
+
+static const loom_op route_op = {"router", route_input, route_weight, route_release};
+
+/* What each expert's score costs, from the load over all ranks of the group. */
+static loom_status balance(
+    const loom__router_options *options, const loom_tensor *x, const float *logits, route_state *state) {
+    int64_t b = x->shape[1], sequences = options->balance_per_sequence ? b : 1;
+    int64_t size = size_of(options->balance_group), count = sequences * options->router.experts;
+    state->balance = (loom__balance){&state->router, state->routed->tokens, b, options->balance_per_sequence, NULL};
+    state->balance_weights = calloc((size_t)count + 1, sizeof(double));
+    if (!state->balance_weights)
+        return out_of_memory(state->routed->tokens, options->router.experts);
+    double *weights = state->balance_weights;
+    LOOM_TRY(loom__balance_count(&state->balance, logits, weights));
+    if (size > 1)
+        LOOM_TRY(loom_all_reduce(options->balance_group, weights, weights, count, LOOM_F64, LOOM_SUM));
+    double total = (double)(state->routed->tokens * size) / (double)sequences;
+    loom__balance_weights(&state->balance, options->balance_coefficient, weights, total, weights);
+    return LOOM_OK;
+}
+
+/* x is read, and its routing decided; *logits [tokens, experts]. */
+static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weight, const loom__router_options *options,
+    route_state *state, loom_tensor **logits) {
+    int64_t h = x->shape[2], tokens = x->shape[0] * x->shape[1], experts = options->router.experts;
+    state->weight = weight;
+    state->router = options->router;
+    state->scale = options->own_loss_scale;
+    LOOM_TRY(create_routed(tokens, options, &state->routed));
+    LOOM_TRY(logits_of(tape, x, weight, tokens, h, experts, logits));
+    const float *values = loom_tensor_f32(*logits);
+    LOOM_TRY(loom__route(&state->router, tokens, values, NULL, options->training, &state->routed->routing));
+    if (options->training)
+        state->z_coefficient = options->z_coefficient / size_of(options->balance_group);
+    if (options->training && options->balance_coefficient > 0)
+        LOOM_TRY(balance(options, x, values, state));
+    return plan_rows(state->routed);
+}
+
+static loom_status copy_probs(loom_tape *tape, const loom__routed *routed, loom_tensor **probs) {
+    LOOM_TRY(
+        loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 2, (int64_t[]){routed->tokens, routed->experts}, probs));
+    memcpy((*probs)->data, routed->routing.probs, (size_t)loom_tensor_count(*probs) * sizeof(float));
+    return LOOM_OK;
+}
+
+loom_status loom__route_tokens(loom_tape *tape, loom_tensor *x, loom_parameter *weight,
+    const loom__router_options *options, loom_tensor **probs, loom__routed **routed) {
+    LOOM_TRY(loom__check_dtype(tape, route_op.name, x));
+    LOOM_TRY(loom__check_parameter_dtype(route_op.name, x, weight));
+    if (x->dims != 3 || x->shape[2] != weight->shape[1] || weight->shape[0] != options->router.experts)
+        return loom_fail(LOOM_ERR_ARGUMENT, "router: found %s [%lld, %lld] for rows of width %lld and %lld experts",
+            weight->name, (long long)weight->shape[0], (long long)weight->shape[1], (long long)x->shape[2],
+            (long long)options->router.experts);
+    LOOM_TRY(loom_tensor_ready(x));
+    LOOM_TRY(loom_parameter_ready(weight));
+    route_state made = {0};
+    loom_tensor *logits = NULL, *out = NULL;
+    loom_node *node = NULL;
+    loom_status status = decide(tape, x, weight, options, &made, &logits);
+    if (!status)
+        status = copy_probs(tape, made.routed, &out);
+    if (!status)
+        status = loom_tape_record(
+            tape, &route_op, sizeof made, (loom_tensor *[]){x}, 1, (loom_parameter *[]){weight}, 1, out, &node);
+    if (!status) {
+        *routed = made.routed;
+        made.routed->references++;
+    }
+    if (!status && node) {
+        route_state *kept = loom_node_state(node);
+        *kept = made;
+        kept->balance.router = &kept->router;
+        status = loom_node_save(node, x);
+        if (!status)
+            status = loom_node_save(node, logits);
+    } else {
+        free_state(&made);
+    }
+    loom_tensor_release(logits);
+    if (status) {
+        loom_tensor_release(out);
+        return status;
+    }
+    *probs = out;
+    return LOOM_OK;
+}

@@ -1,0 +1,140 @@
+/* Experts of a configuration: which layers have them, what their fields mean to a router, and what may be together. */
+#include "base/faults.h"
+#include "spec/parameter.h"
+#include <inttypes.h>
+#include <string.h>
+
+enum { EXPERTS_MAX = 1 << 14, WIDTH_MAX = 1 << 26 };
+
+bool loom__layer_has_experts(const loom_model_config *config, int64_t layer) {
+    int64_t every = config->moe.moe_layer_freq > 0 ? config->moe.moe_layer_freq : 1;
+    return config->moe.num_moe_experts > 0 && layer % every == 0;
+}
+
+static bool is(const char *given, const char *otherwise, const char *name) {
+    return strcmp(given ? given : otherwise, name) == 0;
+}
+
+loom__router loom__model_router(const loom_model_config *config) {
+    const loom_moe_config *moe = &config->moe;
+    return (loom__router){
+        .experts = moe->num_moe_experts,
+        .topk = moe->moe_router_topk,
+        .score = is(moe->moe_router_score_function, "softmax", "sigmoid") ? LOOM__ROUTER_SIGMOID : LOOM__ROUTER_SOFTMAX,
+        .pre_softmax = moe->moe_router_pre_softmax,
+        .sinkhorn = is(moe->moe_router_load_balancing_type, "aux_loss", "sinkhorn"),
+        .groups = moe->moe_router_num_groups,
+        .group_topk = moe->moe_router_group_topk,
+        .scaling = moe->moe_router_topk_scaling_factor,
+        .capacity_factor = moe->moe_expert_capacity_factor,
+        .drop = is(moe->moe_token_drop_policy, "probs", "position") ? LOOM__DROP_BY_POSITION : LOOM__DROP_BY_PROBS,
+        .pad_to_capacity = moe->moe_pad_expert_input_to_capacity,
+    };
+}
+
+/* One of the names, or NULL for the first. */
+static void check_name(loom__faults *faults, const char *field, const char *found, const char *const *names) {
+    char list[128] = "";
+    for (int i = 0; names[i]; i++) {
+        if (!found || strcmp(found, names[i]) == 0)
+            return;
+        strncat(list, i ? ", " : "", sizeof list - strlen(list) - 1);
+        strncat(list, names[i], sizeof list - strlen(list) - 1);
+    }
+    loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: found %s, expected one of %s", field, found, list);
+}
+
+static void check_names(loom__faults *faults, const loom_moe_config *moe) {
+    check_name(faults, "moe_router_score_function", moe->moe_router_score_function,
+        (const char *const[]){"softmax", "sigmoid", NULL});
+    check_name(faults, "moe_router_load_balancing_type", moe->moe_router_load_balancing_type,
+        (const char *const[]){"aux_loss", "seq_aux_loss", "sinkhorn", "none", NULL});
+    check_name(
+        faults, "moe_token_drop_policy", moe->moe_token_drop_policy, (const char *const[]){"probs", "position", NULL});
+    check_name(faults, "moe_token_dispatcher_type", moe->moe_token_dispatcher_type,
+        (const char *const[]){"alltoall", "allgather", NULL});
+    check_name(faults, "moe_router_dtype", moe->moe_router_dtype, (const char *const[]){"fp32", NULL});
+}
+
+static void refuse_unbuilt(loom__faults *faults, const loom_moe_config *moe) {
+    const struct {
+        const char *name;
+        bool given;
+    } fields[] = {{"moe_router_enable_expert_bias", moe->moe_router_enable_expert_bias},
+        {"moe_router_force_load_balancing", moe->moe_router_force_load_balancing},
+        {"moe_shared_expert_overlap", moe->moe_shared_expert_overlap},
+        {"moe_apply_probs_on_input", moe->moe_apply_probs_on_input}, {"moe_layer_recompute", moe->moe_layer_recompute},
+        {"moe_per_layer_logging", moe->moe_per_layer_logging}};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].given)
+            loom__faults_add(
+                faults, LOOM_ERR_UNSUPPORTED, "not supported yet: %s true; only false works", fields[i].name);
+    if (moe->moe_input_jitter_eps > 0)
+        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED, "not supported yet: moe_input_jitter_eps %g; only null works",
+            moe->moe_input_jitter_eps);
+}
+
+void loom__model_config_complete_experts(
+    loom_model_config *config, int64_t tp, bool sequence_parallel, loom__faults *faults) {
+    loom_moe_config *moe = &config->moe;
+    if (moe->num_moe_experts == 0)
+        return;
+    if (moe->num_moe_experts < 1 || moe->num_moe_experts > EXPERTS_MAX) {
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "num_moe_experts: found %" PRId64 ", expected 1 to %d",
+            moe->num_moe_experts, EXPERTS_MAX);
+        return;
+    }
+    if (moe->moe_ffn_hidden_size == 0)
+        moe->moe_ffn_hidden_size = config->ffn_hidden_size;
+    if (moe->moe_layer_freq == 0)
+        moe->moe_layer_freq = 1;
+    if (moe->moe_router_topk == 0)
+        moe->moe_router_topk = moe->num_moe_experts < 2 ? 1 : 2;
+    if (moe->moe_ffn_hidden_size < 1 || moe->moe_ffn_hidden_size > WIDTH_MAX)
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "moe_ffn_hidden_size: found %" PRId64 ", expected 1 to %d",
+            moe->moe_ffn_hidden_size, WIDTH_MAX);
+    if (moe->moe_layer_freq < 1)
+        loom__faults_add(
+            faults, LOOM_ERR_CONFIG, "moe_layer_freq: found %" PRId64 ", expected 1 or more", moe->moe_layer_freq);
+    if (tp > 1 && !sequence_parallel)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "num_moe_experts %" PRId64 " with tensor_model_parallel_size %" PRId64
+            " needs sequence_parallel true: each tensor rank routes rows of its own",
+            moe->num_moe_experts, tp);
+    check_names(faults, moe);
+    refuse_unbuilt(faults, moe);
+    if (loom__model_biases(config).mlp)
+        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
+            "not supported yet: experts with biases (add_bias_linear or add_mlp_bias true with num_moe_experts)");
+    loom__router router = loom__model_router(config);
+    loom_status status = loom__router_check(&router, false);
+    if (status)
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s", loom_error_message());
+    if (router.sinkhorn && moe->moe_aux_loss_coeff > 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "moe_aux_loss_coeff: found %g with moe_router_load_balancing_type sinkhorn, expected 0",
+            moe->moe_aux_loss_coeff);
+    if (router.pad_to_capacity && !(router.capacity_factor > 0))
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "moe_pad_expert_input_to_capacity: found true without moe_expert_capacity_factor, which gives the "
+            "capacity");
+}
+
+loom_status loom__model_config_check_expert_ranks(const loom_model_config *config, int64_t ep, int64_t etp) {
+    const loom_moe_config *moe = &config->moe;
+    if (moe->num_moe_experts == 0)
+        return ep == 1
+                   ? LOOM_OK
+                   : loom_fail(LOOM_ERR_CONFIG,
+                         "expert_model_parallel_size is %" PRId64 ", but the model has no experts (num_moe_experts)",
+                         ep);
+    if (moe->num_moe_experts % ep)
+        return loom_fail(LOOM_ERR_CONFIG,
+            "expert_model_parallel_size %" PRId64 " does not divide num_moe_experts %" PRId64, ep,
+            moe->num_moe_experts);
+    if (moe->moe_ffn_hidden_size % etp)
+        return loom_fail(LOOM_ERR_CONFIG,
+            "expert_tensor_parallel_size %" PRId64 " does not divide moe_ffn_hidden_size %" PRId64, etp,
+            moe->moe_ffn_hidden_size);
+    return LOOM_OK;
+}

@@ -1,0 +1,267 @@
+/* A small model on ranks that share its sequences, its tensors or its experts, trained for a few steps and compared
+ * with the same model on one rank. */
+#ifndef TESTS_PARALLEL_SHARED_MODEL_H
+#define TESTS_PARALLEL_SHARED_MODEL_H
+
+#include "parallel/support.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { STEPS = 4, S = 24, VOCABULARY = 31, BATCH = 4, TEXT = 160 };
+
+typedef struct shared_case {
+    int ranks, cp, tp, pp, vpp;
+    const char *type; /* cp_comm_type; NULL = p2p */
+    int64_t inner;    /* ranks of the inner level of a2a+p2p */
+    int64_t groups;   /* query groups; 0 = all 12 heads */
+    int64_t window;
+    bool documents, sp, sharded, learned, average, selective;
+    double dropout;
+    /* Of experts: 0 of them = a dense model. ep ranks share them, etp ranks share each (0 = tp). */
+    int experts, topk, ep, etp, freq, shared_width;
+    const char *dispatcher, *balance, *score, *schedule;
+    double coefficient, z, capacity;
+    bool pre_softmax, by_position, padded, starved; /* starved: the router sends every token to expert 0 (and 1) */
+    const char *precision;
+    int64_t micro, length; /* length: of a sequence; 0 = S */
+} shared_case;
+
+typedef struct shared_result {
+    double loss[STEPS], norm[STEPS], evaluated;
+    size_t high_water;
+} shared_result;
+
+typedef struct shared_job {
+    const shared_case *c;
+    shared_result *result;
+} shared_job;
+
+static inline const char *name_of(const shared_case *c, char text[TEXT]) {
+    snprintf(text, TEXT, "%d ranks, cp %d %s tp %d%s pp %d groups %lld window %lld%s dropout %g%s%s", c->ranks, c->cp,
+        c->type ? c->type : "p2p", c->tp, c->sp ? " sp" : "", c->pp, (long long)c->groups, (long long)c->window,
+        c->documents ? " documents" : "", c->dropout, c->sharded ? " sharded" : "", c->precision ? c->precision : "");
+    if (c->experts)
+        snprintf(text + strlen(text), TEXT - strlen(text), " %d experts ep %d etp %d %s", c->experts, c->ep, c->etp,
+            c->dispatcher ? c->dispatcher : "");
+    return text;
+}
+
+/* ---- data: samples of documents that end at other places in each ---- */
+
+static inline loom_status documents_get(void *context, int64_t index, const loom_sample_row *row) {
+    const loom_dataset *inner = context;
+    LOOM_TRY(inner->get(inner->context, index, row));
+    int64_t length = 3 + (index < 0 ? 0 : index % 5) * 3;
+    for (int64_t t = 0; t < S; t++) {
+        row->loss_mask[t] = (t + index) % 3 == 0 ? 0 : 1;
+        row->position_ids[t] = t % length;
+        if (row->document_start)
+            row->document_start[t] = (int32_t)(t / length * length);
+    }
+    return LOOM_OK;
+}
+
+/* ---- one run ---- */
+
+static inline void set_experts(const shared_case *c, loom_model_config *config) {
+    loom_moe_config *moe = &config->moe;
+    moe->num_moe_experts = c->experts;
+    moe->moe_router_topk = c->topk ? c->topk : 2;
+    moe->moe_ffn_hidden_size = 24;
+    moe->moe_layer_freq = c->freq ? c->freq : 1;
+    moe->moe_shared_expert_intermediate_size = c->shared_width;
+    if (c->dispatcher)
+        moe->moe_token_dispatcher_type = c->dispatcher;
+    if (c->balance)
+        moe->moe_router_load_balancing_type = c->balance;
+    if (c->score)
+        moe->moe_router_score_function = c->score;
+    moe->moe_aux_loss_coeff = c->coefficient;
+    moe->moe_z_loss_coeff = c->z;
+    moe->moe_expert_capacity_factor = c->capacity;
+    moe->moe_router_pre_softmax = c->pre_softmax;
+    if (c->by_position)
+        moe->moe_token_drop_policy = "position";
+    moe->moe_pad_expert_input_to_capacity = c->padded;
+}
+
+static inline loom_model_config model_of(const shared_case *c) {
+    loom_model_config config = loom_model_config_default(c->learned ? "gpt2" : "llama");
+    config.num_layers = 4;
+    config.hidden_size = 48;
+    config.ffn_hidden_size = 72;
+    config.num_attention_heads = 12;
+    config.num_query_groups = c->groups ? c->groups : 12;
+    config.seq_length = c->length ? c->length : S;
+    config.vocab_size = VOCABULARY;
+    config.make_vocab_size_divisible_by = 4;
+    config.init_method_std = 0.05;
+    config.window_size = c->window;
+    config.hidden_dropout = config.attention_dropout = c->dropout;
+    config.recompute = c->selective ? LOOM_RECOMPUTE_SELECTIVE : LOOM_RECOMPUTE_NONE;
+    if (c->type)
+        config.parallel.cp_comm_type = c->type;
+    if (c->experts)
+        set_experts(c, &config);
+    if (c->inner) {
+        config.parallel.hierarchical_context_parallel_sizes[0] = c->inner;
+        config.parallel.hierarchical_context_parallel_sizes[1] = c->cp / c->inner;
+    }
+    return config;
+}
+
+/* A router of zeros has equal scores, and the first experts get everything. */
+static inline loom_status starve(loom_parallel *parallel) {
+    loom_parameter *const *parameters;
+    int64_t count;
+    LOOM_TRY(loom_parallel_parameters(parallel, &parameters, &count));
+    for (int64_t i = 0; i < count; i++)
+        if (strstr(parameters[i]->name, "router"))
+            memset(loom_parameter_values(parameters[i]), 0,
+                (size_t)loom_parameter_count(parameters[i]) * loom_dtype_size(parameters[i]->dtype));
+    return LOOM_OK;
+}
+
+static inline loom_status set_up(
+    loom_rank *rank, const shared_case *c, loom_fabric **fabric, loom_parallel **parallel) {
+    loom_megatron_strategy_config strategy = loom_megatron_strategy_config_default();
+    loom_precision_config precision = loom_precision_config_default();
+    loom_model_config config = model_of(c);
+    loom_module *module;
+    strategy.context_parallel_size = c->cp;
+    strategy.tensor_model_parallel_size = c->tp;
+    strategy.sequence_parallel = c->sp;
+    strategy.pipeline_model_parallel_size = c->pp;
+    strategy.virtual_pipeline_model_parallel_size = c->vpp;
+    strategy.expert_model_parallel_size = c->ep ? c->ep : 1;
+    strategy.expert_tensor_parallel_size = c->etp;
+    if (c->schedule)
+        strategy.schedule = c->schedule;
+    strategy.ddp_config.overlap_grad_reduce = strategy.ddp_config.use_distributed_optimizer = c->sharded;
+    strategy.ddp_config.average_in_collective = c->average;
+    strategy.ddp_config.bucket_size = c->sharded ? 4000 : 0;
+    if (c->precision)
+        precision.precision = c->precision;
+    if (c->precision && strcmp(c->precision, "16-mixed") == 0)
+        precision.initial_loss_scale = 1024;
+    LOOM_TRY(loom_fabric_create(rank, &strategy, &precision, fabric));
+    LOOM_TRY(loom_fabric_launch(*fabric));
+    LOOM_TRY(loom_gpt_create(*fabric, &config, &module));
+    LOOM_TRY(loom_fabric_setup_module(*fabric, module, parallel));
+    return c->starved ? starve(*parallel) : LOOM_OK;
+}
+
+static inline loom_status train(loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer,
+    const loom_dataset *dataset, int64_t micro, shared_result *result) {
+    loom_dataloader loader = {.dataset = dataset, .micro_batch_size = micro, .global_batch_size = BATCH};
+    loom_batches *batches = NULL, *validation = NULL;
+    loom_status status = loom_fabric_setup_dataloader(fabric, &loader, &batches);
+    for (int step = 0; !status && step < STEPS; step++) {
+        loom_optimizer_outcome outcome;
+        status = loom_parallel_training_step(parallel, batches, &result->loss[step]);
+        if (!status)
+            status = loom_optimizer_step(optimizer, &outcome);
+        if (!status)
+            result->norm[step] = outcome.grad_norm;
+    }
+    loader.mode = LOOM_VALIDATION;
+    if (!status)
+        status = loom_fabric_setup_dataloader(fabric, &loader, &validation);
+    if (!status)
+        status = loom_parallel_validation_step(parallel, validation, &result->evaluated);
+    loom_batches_destroy(batches);
+    loom_batches_destroy(validation);
+    return status;
+}
+
+static inline loom_status on_rank(loom_rank *rank, void *argument) {
+    const shared_job *job = argument;
+    const shared_case *c = job->c;
+    loom_fabric *fabric = NULL;
+    loom_parallel *parallel = NULL;
+    loom_optimizer *optimizer = NULL;
+    loom_dataset inner = {0}, outer;
+    shared_result mine = {.evaluated = 0};
+    loom_optimizer_config optim = loom_optimizer_config_default();
+    optim.lr = 0.001;
+    loom_status status = loom_mock_dataset_create(c->length ? c->length : S, VOCABULARY, 5, STEPS * BATCH, &inner);
+    outer = (loom_dataset){.context = &inner,
+        .length = STEPS * BATCH,
+        .sequence_length = S,
+        .document_boundaries = c->documents,
+        .get = documents_get};
+    if (!status)
+        status = set_up(rank, c, &fabric, &parallel);
+    if (!status)
+        status = loom_fabric_setup_megatron_optimizer(fabric, parallel, &optim, NULL, &optimizer);
+    if (!status)
+        status = train(fabric, parallel, optimizer, c->documents ? &outer : &inner, c->micro ? c->micro : 1, &mine);
+    mine.high_water = loom_rank_memory(rank).high_water;
+    loom_parallel_destroy(parallel);
+    loom_fabric_destroy(fabric);
+    loom_dataset_destroy(&inner);
+    if (!status && loom_rank_index(rank) == 0)
+        *job->result = mine;
+    return status;
+}
+
+static inline shared_case filled(const shared_case *given) {
+    shared_case c = *given;
+    c.cp = c.cp ? c.cp : 1;
+    c.tp = c.tp ? c.tp : 1;
+    c.pp = c.pp ? c.pp : 1;
+    c.ep = c.ep ? c.ep : 1;
+    c.ranks = c.ranks ? c.ranks : c.cp * c.tp * c.pp;
+    return c;
+}
+
+static inline loom_status try_run(const shared_case *given, shared_result *result) {
+    shared_case c = filled(given);
+    shared_job job = {&c, result};
+    loom_run_options options = test_options();
+    return loom_run_local(c.ranks, on_rank, &job, &options);
+}
+
+static inline shared_result run_it(const shared_case *c) {
+    char text[TEXT];
+    shared_result result;
+    shared_case full = filled(c);
+    if (try_run(c, &result))
+        fail_msg("%s: %s", name_of(&full, text), loom_error_message());
+    return result;
+}
+
+static inline void must_be_near(
+    const char *name, const char *what, int step, double found, double wanted, double relative) {
+    if (!(fabs(found - wanted) <= relative * fabs(wanted)))
+        fail_msg("%s: %s of step %d is %.9g, one rank has %.9g", name, what, step, found, wanted);
+}
+
+/* Against the same model and data on one rank. */
+static inline void must_equal_one_rank(const shared_case *given) {
+    char name[TEXT];
+    shared_case c = filled(given), alone = *given;
+    alone.ranks = alone.cp = alone.tp = alone.pp = alone.ep = 1;
+    alone.vpp = alone.etp = 0;
+    alone.schedule = NULL;
+    alone.sp = alone.sharded = alone.average = alone.selective = false;
+    shared_result found = run_it(given), wanted = run_it(&alone);
+    double loss = c.precision ? 4e-3 : 1e-5, norm = c.precision ? 6e-2 : 1e-5;
+    name_of(&c, name);
+    for (int step = 0; step < STEPS; step++) {
+        must_be_near(name, "loss", step, found.loss[step], wanted.loss[step], loss);
+        must_be_near(name, "norm", step, found.norm[step], wanted.norm[step], norm);
+    }
+    must_be_near(name, "evaluation loss", STEPS, found.evaluated, wanted.evaluated, loss);
+}
+
+static inline void all_equal_one_rank(const shared_case *cases, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        must_equal_one_rank(&cases[i]);
+}
+
+#define ALL_EQUAL_ONE_RANK(cases) all_equal_one_rank(cases, sizeof(cases) / sizeof *(cases))
+
+#endif
