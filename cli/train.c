@@ -404,9 +404,9 @@ static loom_status train(loom_rank *rank, void *argument) {
     if (!status && t.config->validation.test && !t.stopped)
         status = test(&t);
     const char *why = t.stopped == LOOM_CLI_TIME_IS_UP ? "stopped by checkpoint.time_limit"
-                      : t.stopped                     ? "stopped by SIGTERM"
-                      : t.done < given->config->steps ? "stopped: the batch size has changed"
-                                                      : NULL;
+                      : t.stopped                      ? "stopped by SIGTERM"
+                      : t.done < given->config->steps  ? "stopped: the batch size has changed"
+                                                       : NULL;
     status = loom_cli_report_end(&t.report, t.parallel, t.optimizer, why, status);
     if (!status && t.progress)
         loom_progress_note(t.progress, "page of the run: %s/report.html", t.config->output);

@@ -366,10 +366,9 @@ TEST(what_is_not_built_is_refused_by_name) {
 
 TEST(a_fault_outweighs_not_supported_yet) {
     (void)state;
-    expect_file("seed: x\ncheckpoint: {async_save: true}\n", LOOM_ERR_CONFIG,
+    expect_file("seed: x\nstrategy: {start_method: fork}\n", LOOM_ERR_CONFIG,
         "run.yaml:1:7: seed: found \"x\", expected an integer from 0 to 4294967295\n"
-        "run.yaml:2:26: not supported yet: checkpoint.async_save=true (saving while training goes on); only false "
-        "works");
+        "run.yaml:2:26: not supported yet: strategy.start_method=fork (the launcher); what works: popen");
 }
 
 TEST(fields_of_the_wrapper_that_is_not_used_are_named) {
