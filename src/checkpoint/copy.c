@@ -1,5 +1,5 @@
-/* Memory that is the system's own mapping, so that it can grow without giving back the pages that it has. The
- * invariant: nobody touches pages while a copy is made; reserving stops the thread that does. */
+/* Memory that is the system's own mapping, on a huge page's border. The invariant: nobody touches pages while a copy is
+ * made; reserving stops the thread that does. */
 #include "checkpoint/copy.h"
 #include <stdint.h>
 #include <string.h>
@@ -15,25 +15,29 @@ static void stop_touching(loom__copy_memory *memory) {
     loom__task_drop(&memory->touch);
 }
 
+static void unmap(loom__copy_memory *memory) {
+    if (memory->mapping)
+        (void)munmap(memory->mapping, memory->mapped);
+    memory->data = memory->mapping = NULL;
+    memory->bytes = memory->mapped = 0;
+}
+
 static bool grow(loom__copy_memory *memory, size_t bytes) {
     if (memory->bytes >= bytes)
         return true;
     size_t wanted = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     if (wanted < bytes || wanted > SIZE_MAX - HUGE_PAGE)
         return false;
+    unmap(memory);                      /* first, so that both are never there at once */
     size_t mapped = wanted + HUGE_PAGE; /* a mapping may begin anywhere */
-    void *mapping = memory->mapping ? mremap(memory->mapping, memory->mapped, mapped, MREMAP_MAYMOVE)
-                                    : mmap(NULL, mapped, PROT_READ | PROT_WRITE,
-                                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *mapping = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapping == MAP_FAILED)
         return false;
     memory->mapping = mapping;
     memory->mapped = mapped;
     memory->data = (char *)mapping + (size_t)(-(uintptr_t)mapping % HUGE_PAGE);
     memory->bytes = wanted;
-    /* A copy into small pages spends its time on their faults. All of the mapping, since only a uniform one can grow.
-     */
-    (void)madvise(mapping, mapped, MADV_HUGEPAGE);
+    (void)madvise(memory->data, wanted, MADV_HUGEPAGE); /* a copy into small pages spends its time on their faults */
     return true;
 }
 
@@ -65,10 +69,7 @@ loom_status loom__copy_memory_reserve(loom__copy_memory *memory, const char *wha
 
 void loom__copy_memory_free(loom__copy_memory *memory) {
     stop_touching(memory);
-    if (memory->mapping)
-        (void)munmap(memory->mapping, memory->mapped);
-    memory->data = memory->mapping = NULL;
-    memory->bytes = memory->mapped = 0;
+    unmap(memory);
 }
 
 void loom__copy_past_caches(void *to, const void *from, size_t bytes) {
