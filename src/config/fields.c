@@ -114,8 +114,7 @@ static const loom__choice context_types[] = {
     {.name = "p2p"}, {.name = "all_gather"}, {.name = "a2a"}, {.name = "a2a+p2p"}};
 
 static const char experts[] = "mixture of experts", fsdp[] = "fully sharded data parallelism",
-                  encoder[] = "encoder-decoder models",
-                  backends[] = "backend choice";
+                  encoder[] = "encoder-decoder models", backends[] = "backend choice";
 
 const loom__field loom__fields[] = {
     INT("seed", seed, "1234", .high = 4294967295, DOC("of initial weights, dropout and data order")),
