@@ -42,7 +42,7 @@ endef
 .NOTPARALLEL:
 
 .PHONY: all test test-long check check-format check-arrows check-code sanitize sanitize-threads fuzz demo demo-long \
-        install uninstall bench bench-loader bench-torch format clean help install-build install-check
+        install uninstall bench bench-checkpoint bench-loader bench-torch format clean help install-build install-check
 
 all: install-build ## build into build/; the command is build/megaloom
 	@$(call configure,$(BUILD),$(CMAKE_OPTIONS))
@@ -104,6 +104,10 @@ bench: all ## the speed of training, as a table and BUILD/bench-train.json (ROUN
 bench-loader: all ## the speed of the loader beside what training takes from it (ROUNDS=5, MTOKENS=100)
 	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_data
 	@bench/run-loader $(BUILD)
+
+bench-checkpoint: all ## saving and loading against the disk of FOLDER=. (MIB=2048)
+	@cmake --build $(BUILD) --parallel $(JOBS) --target bench_checkpoint
+	@for ranks in 1 2; do $(BUILD)/bench_checkpoint --ranks $$ranks --folder $(or $(FOLDER),.) --mib $(or $(MIB),2048); done
 
 bench-torch: all ## the same beside PyTorch from VENV=path/to/venv
 	@test -x "$(VENV)/bin/python" || { echo "bench-torch: give VENV=path, a Python environment with torch" >&2; exit 2; }

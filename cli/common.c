@@ -252,7 +252,10 @@ loom_status loom_cli_check_same(loom_rank *rank, const loom_run_config *config) 
 
 loom_status loom_cli_fabric(loom_rank *rank, const loom_run_config *config, loom_fabric **fabric) {
     loom_fabric *made;
-    LOOM_TRY(loom_fabric_create(rank, &config->strategy, &config->precision, &made));
+    loom_megatron_strategy_config strategy = config->strategy;
+    loom_checkpoint_io io = loom_checkpoint_io_megatron(&config->checkpoint.io);
+    strategy.checkpoint_io = &io;
+    LOOM_TRY(loom_fabric_create(rank, &strategy, &config->precision, &made));
     loom_fabric_seed_everything(made, (uint64_t)config->seed);
     loom_status status = loom_fabric_launch(made);
     if (status) {

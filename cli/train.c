@@ -39,9 +39,11 @@ typedef struct training {
     loom_profile profile;    /* of the steps after the first, when they are over */
     const char *resume;      /* NULL: nothing to go on from */
     bool continues;
-    int64_t first;          /* the step that this run begins with, from 1 */
-    int64_t saved;          /* the step of the last checkpoint; -1 = none */
-    bool stopped;           /* by a signal */
+    int64_t first;           /* the step that this run begins with, from 1 */
+    int64_t saved;           /* the step of the last checkpoint; -1 = none */
+    loom_cli_signal stopped; /* what has ended it early, or LOOM_CLI_GO_ON */
+    double validation_loss;  /* after the last step; NaN = none */
+    loom_cli_clock clock;
     char checkpoints[4096]; /* the folder */
     double gemm_rate;
     double flops_per_token;
@@ -192,26 +194,40 @@ static loom_status no_checkpoint(const training *t, loom_status why) {
 }
 
 static loom_status save(training *t) {
+    const loom_checkpoint_config *config = &t->config->checkpoint;
     if (t->saved == t->done)
         return LOOM_OK;
     loom_cli_saved saved = saved_of(t);
+    loom_keep keep = {.last = config->keep_last, .best = config->keep_best, .validation_loss = t->validation_loss};
     double start = now();
-    loom_status status = loom_cli_save(&saved, t->checkpoints, t->config->checkpoint.keep_last);
+    loom_status status = loom_cli_save(&saved, t->checkpoints, &keep);
     if (status)
         return no_checkpoint(t, status);
+    double seconds = now() - start;
     t->saved = t->done;
+    /* What threads write behind the run's back takes longer than this, and is not known. */
+    if (!config->io.async_save && seconds > t->clock.longest_save)
+        t->clock.longest_save = seconds;
     if (t->progress)
-        loom_progress_note(
-            t->progress, "checkpoint after step %lld: %s (%.1f s)", (long long)t->done, t->checkpoints, now() - start);
+        loom_progress_note(t->progress, "checkpoint after step %lld%s: %s (%.1f s)", (long long)t->done,
+            config->io.async_save ? " begun" : "", t->checkpoints, seconds);
     return LOOM_OK;
 }
 
-/* After a step: what the run file wants, and what a signal asks for. */
+/* An asynchronous save goes on while the run does, but not beyond it. */
+static loom_status end_saves(training *t) {
+    bool pending;
+    return loom_fabric_finalize_saves(t->fabric, true, &pending);
+}
+
+/* After a step: what the run file wants, and what a signal or the time asks for. */
 static loom_status save_if_due(training *t) {
+    const loom_checkpoint_config *config = &t->config->checkpoint;
     loom_cli_signal asked = LOOM_CLI_GO_ON;
-    int64_t every = t->config->checkpoint.every;
-    LOOM_TRY(loom_cli_ask_signals(t->rank, &asked));
-    t->stopped = asked == LOOM_CLI_SAVE_AND_STOP;
+    int64_t every = config->every;
+    bool up = t->done < t->config->steps && loom_cli_time_is_up(&t->clock, now(), config->time_limit);
+    LOOM_TRY(loom_cli_ask_signals(t->rank, up ? LOOM_CLI_TIME_IS_UP : LOOM_CLI_GO_ON, &asked));
+    t->stopped = asked >= LOOM_CLI_SAVE_AND_STOP ? asked : LOOM_CLI_GO_ON;
     if (asked != LOOM_CLI_GO_ON || (every > 0 && (t->done % every == 0 || t->done == t->config->steps)))
         return save(t);
     return LOOM_OK;
@@ -257,6 +273,9 @@ static loom_status train_step(training *t, int64_t step, bool *stop) {
     *stop = result.stop;
     if (t->valid_batches && (step % every == 0 || step == t->config->steps || *stop))
         LOOM_TRY(validate(t, step, &report.validation_loss));
+    t->validation_loss = report.validation_loss;
+    double whole = now() - start;
+    t->clock.longest_step = whole > t->clock.longest_step ? whole : t->clock.longest_step;
     return loom_cli_report_step(&t->report, &report);
 }
 
@@ -324,6 +343,7 @@ static loom_status train_steps(training *t) {
             return keep_trace(t, status);
         LOOM_TRY(save_if_due(t));
     }
+    LOOM_TRY(end_saves(t));
     if (t->done < config->steps && !t->stopped && t->progress)
         loom_progress_note(t->progress,
             "stopped after step %lld of %lld: the batch size has changed (data.stop_when_batch_size_changes)",
@@ -365,7 +385,8 @@ static loom_status train(loom_rank *rank, void *argument) {
         .rank = rank,
         .resume = given->resume,
         .continues = given->continues,
-        .saved = -1};
+        .saved = -1,
+        .clock = {.begin = now()}};
     loom_status status = set_up(&t);
     if (!status && t.progress) {
         int ranks = loom_rank_count(rank), threads = loom_team_size(loom_rank_team(rank));
@@ -382,15 +403,17 @@ static loom_status train(loom_rank *rank, void *argument) {
         status = keep(&t);
     if (!status && t.config->validation.test && !t.stopped)
         status = test(&t);
-    const char *why = t.stopped                       ? "stopped by SIGTERM"
-                      : t.done < given->config->steps ? "stopped: the batch size has changed"
-                                                      : NULL;
+    const char *why = t.stopped == LOOM_CLI_TIME_IS_UP ? "stopped by checkpoint.time_limit"
+                      : t.stopped                      ? "stopped by SIGTERM"
+                      : t.done < given->config->steps  ? "stopped: the batch size has changed"
+                                                       : NULL;
     status = loom_cli_report_end(&t.report, t.parallel, t.optimizer, why, status);
     if (!status && t.progress)
         loom_progress_note(t.progress, "page of the run: %s/report.html", t.config->output);
     if (!status && t.progress && t.stopped)
-        loom_progress_note(t.progress, "stopped by SIGTERM after step %lld of %lld; the same command goes on",
-            (long long)t.done, (long long)t.config->steps);
+        loom_progress_note(t.progress, "stopped by %s after step %lld of %lld; the same command goes on",
+            t.stopped == LOOM_CLI_TIME_IS_UP ? "checkpoint.time_limit" : "SIGTERM", (long long)t.done,
+            (long long)t.config->steps);
     else if (!status && t.progress)
         loom_progress_note(t.progress, "%lld step%s in %.0f s; metrics: %s/metrics.jsonl; %s%s", (long long)t.done,
             t.done == 1 ? "" : "s", seconds, t.config->output,

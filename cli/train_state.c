@@ -25,19 +25,19 @@ static loom_status int_value(loom_value_pool *pool, int64_t of, const loom_value
     return LOOM_OK;
 }
 
-static loom_status save(const loom_cli_saved *saved, const char *folder, int64_t keep_last, loom_value_pool *pool) {
+static loom_status save(const loom_cli_saved *saved, const char *folder, const loom_keep *keep, loom_value_pool *pool) {
     loom_state_item items[] = {{.key = "state_dict", .module = saved->parallel},
         {.key = "optimizer", .optimizer = saved->optimizer}, {.key = "iteration"}, {.key = "consumed_train_samples"}};
     loom_state state = {items, sizeof items / sizeof *items};
     LOOM_TRY(int_value(pool, saved->step, &items[2].value));
     LOOM_TRY(int_value(pool, saved->consumed_samples, &items[3].value));
-    return loom_fabric_save_iteration(saved->fabric, folder, saved->step, keep_last, &state);
+    return loom_fabric_save_and_keep(saved->fabric, folder, saved->step, keep, &state);
 }
 
-loom_status loom_cli_save(const loom_cli_saved *saved, const char *folder, int64_t keep_last) {
+loom_status loom_cli_save(const loom_cli_saved *saved, const char *folder, const loom_keep *keep) {
     loom_value_pool *pool = NULL;
     LOOM_TRY(loom_value_pool_create(&pool));
-    loom_status status = save(saved, folder, keep_last, pool);
+    loom_status status = save(saved, folder, keep, pool);
     loom_value_pool_destroy(pool);
     return status;
 }
@@ -80,13 +80,20 @@ void loom_cli_hold_signals(void) {
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
 }
 
-loom_status loom_cli_ask_signals(loom_rank *rank, loom_cli_signal *asked) {
+/* A save that nobody has seen yet is taken to need a tenth of the limit, or a minute where that is less. */
+bool loom_cli_time_is_up(const loom_cli_clock *clock, double now, double limit) {
+    double guess = limit / 10 < 60 ? limit / 10 : 60;
+    double save = clock->longest_save > 0 ? clock->longest_save : guess;
+    return limit > 0 && now - clock->begin + clock->longest_step + save >= limit;
+}
+
+loom_status loom_cli_ask_signals(loom_rank *rank, loom_cli_signal mine, loom_cli_signal *asked) {
     const struct timespec none = {0};
     sigset_t signals;
-    int64_t found = LOOM_CLI_GO_ON, most = LOOM_CLI_GO_ON;
+    int64_t found = mine, most = LOOM_CLI_GO_ON;
     wanted_signals(&signals);
     for (int number; (number = sigtimedwait(&signals, NULL, &none)) > 0;)
-        if (number == SIGTERM)
+        if (number == SIGTERM && found < LOOM_CLI_SAVE_AND_STOP)
             found = LOOM_CLI_SAVE_AND_STOP;
         else if (found == LOOM_CLI_GO_ON)
             found = LOOM_CLI_SAVE;

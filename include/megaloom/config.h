@@ -108,7 +108,7 @@ typedef struct loom_megatron_strategy_config {
     const struct loom_accelerator *accelerator;
     const int *parallel_devices; /* device numbers of the local ranks */
     const struct loom_cluster_environment *cluster_environment;
-    const struct loom_checkpoint_io *checkpoint_io;
+    const struct loom_checkpoint_io *checkpoint_io; /* copied by loom_fabric_create */
     const struct loom_precision_plugin *precision;
     const struct loom_callbacks *megatron_callbacks; /* merged into the strategy's own connector */
     const char *ddp;                                 /* "megatron" (with the fields of ddp_config) or "pytorch" */
@@ -256,10 +256,30 @@ typedef struct loom_validation_config {
     bool test;       /* the loss of the test data, all of them, when training has ended */
 } loom_validation_config;
 
+/* How the Megatron checkpoint I/O writes and reads: MegatronCheckpointIO's arguments. */
+typedef struct loom_checkpoint_io_config {
+    const char *save_ckpt_format;     /* "torch_dist" */
+    bool async_save;                  /* a save copies the state and returns; a thread writes the copy */
+    bool load_directly_on_device;     /* the device is the CPU: true and false are the same */
+    int64_t storage_writers_per_rank; /* torch_dist_multiproc: threads of a rank that write, a file each; one that would
+                                         have less than 1 MiB is not used */
+    bool parallel_save;           /* ranks that hold the same share its writing, balanced by size; false: the first of
+                                     them writes it */
+    bool parallel_save_within_dp; /* only ranks of one data-parallel (times context-parallel) group share */
+    bool parallel_load; /* of a data-parallel (times context-parallel) group that wants the same chunk one rank reads it
+                           and sends it to the others */
+    bool assume_constant_structure; /* who writes what is found out once, and again where a rank's tensors have changed
+                                     */
+} loom_checkpoint_io_config;
+LOOM_API loom_checkpoint_io_config loom_checkpoint_io_config_default(void);
+LOOM_API loom_status loom_checkpoint_io_config_check(const loom_checkpoint_io_config *config);
+
 typedef struct loom_checkpoint_config {
     int64_t every; /* steps; 0 = never */
     int64_t keep_last;
-    bool async_save;
+    int64_t keep_best; /* those of the lowest validation loss are kept as well; 0 = none */
+    double time_limit; /* seconds of the run: it saves and stops before; 0 = none */
+    loom_checkpoint_io_config io;
 } loom_checkpoint_config;
 
 typedef struct loom_log_config {

@@ -15,6 +15,7 @@
  *   safetensors, huggingface, report  files; a trained model as a directory; progress line and metrics
  *   run                the folder of a run read back: its page, who is where as a picture, two runs compared
  *   checkpoint, value  sharded checkpoints as files: what is in them; plain data as Python's pickle has it
+ *   checkpoint_io      who turns a state into those files and back, and wrappers around it
  *   plan               memory, traffic and time of a run before it starts; layouts that fit
  *   checkpoint_tools, load_model  checkpoints rewritten without ranks; a model from what is on the disk alone
  *   profile            where the time goes, operation by operation
@@ -24,6 +25,7 @@
 
 #include <megaloom/callbacks.h>
 #include <megaloom/checkpoint.h>
+#include <megaloom/checkpoint_io.h>
 #include <megaloom/checkpoint_tools.h>
 #include <megaloom/comm.h>
 #include <megaloom/config.h>

@@ -64,10 +64,31 @@ LOOM_API loom_status loom_fabric_save(loom_fabric *fabric, const char *path, con
 
 /* Saves to folder/iter_NNNNNNN, which is `iteration`, then lets folder/latest_checkpointed_iteration.txt name it, then
  * removes the oldest checkpoints until keep_last are left (0: none is removed); never the new one. `folder` is made
- * where it is not there, its parent is not. loom_checkpoint_open of `folder` finds the checkpoint that is named: one
- * that is whole, whenever a run is killed. Collective over all ranks; errors as of loom_fabric_save. */
+ * where it is not there, its parent is not. Under an asynchronous save the two steps that follow come when the
+ * checkpoint is whole. loom_checkpoint_open of `folder` finds the checkpoint that is named: one that is whole, whenever
+ * a run is killed. Collective over all ranks; errors as of loom_fabric_save. */
 LOOM_API loom_status loom_fabric_save_iteration(
     loom_fabric *fabric, const char *folder, int64_t iteration, int64_t keep_last, const loom_state *state);
+
+/* What is kept of a folder's checkpoints: the newest and, of the others, the last ones and the best ones. */
+typedef struct loom_keep {
+    int64_t last;           /* the newest so many; 0 = all */
+    int64_t best;           /* and so many of those whose validation loss is lowest */
+    double validation_loss; /* of the one that is saved; NaN = not known: then it is never one of the best */
+} loom_keep;
+
+/* loom_fabric_save_iteration with that. The loss is stored as `validation_loss` of the common state, and where any
+ * checkpoint has one, folder/best_checkpointed_iteration.txt names the one whose is lowest. */
+LOOM_API loom_status loom_fabric_save_and_keep(
+    loom_fabric *fabric, const char *folder, int64_t iteration, const loom_keep *keep, const loom_state *state);
+
+/* Moves a save that goes on in the background (checkpoint I/O with async_save): when all ranks have written, and the
+ * checkpoint stands under its name, its pointer file moves and old ones are removed. *pending, the same on all ranks:
+ * it is not so far. What the save failed of is returned on all ranks by the call that finds it; checkpoints that were
+ * there are as they were, and nothing is pending then. Each training step, save and load begins with such a call, and
+ * saves and loads wait. blocking: waits; to be called so at the end of a run, since a fabric that is destroyed drops a
+ * save that is not whole. Collective over all ranks; without a pending save it does nothing. */
+LOOM_API loom_status loom_fabric_finalize_saves(loom_fabric *fabric, bool blocking, bool *pending);
 
 /* What becomes of what a load does not find (missing: asked for, and not in the checkpoint; misshaped ones too) and of
  * what it does not want (unexpected: tensors of the checkpoint that nobody has asked for). Names and meanings are

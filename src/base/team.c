@@ -216,6 +216,11 @@ void loom__team_destroy(loom_team *team) {
     free(team);
 }
 
+void loom__team_unbind_thread(const loom_team *team) {
+    if (team && team->saved_cpus)
+        (void)pthread_setaffinity_np(pthread_self(), team->saved_cpus_bytes, team->saved_cpus);
+}
+
 void loom__team_set_progress(loom_team *team, void (*progress)(void *context), void *context) {
     team->progress = progress;
     team->progress_context = context;

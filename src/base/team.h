@@ -21,6 +21,10 @@ cpu_set_t *loom__cpus_of_thread(size_t *bytes);
  * on. */
 void loom__team_set_progress(loom_team *team, void (*progress)(void *context), void *context);
 
+/* Gives the calling thread, which is none of the team's, the CPUs that the owner had before it was bound: a thread that
+ * the owner starts would share the one of the owner. */
+void loom__team_unbind_thread(const loom_team *team);
+
 /* A pointer that a wrapped kernel finds by its team, since a kernel gets nothing else of its rank. NULL at first. */
 void loom__team_set_watcher(loom_team *team, void *watcher);
 void *loom__team_watcher(const loom_team *team);

@@ -57,6 +57,26 @@ loom_status loom__checkpoint_read_metadata(
 loom_status loom__checkpoint_chunk_data(const loom_checkpoint *checkpoint, const loom__checkpoint_entry *entry,
     int64_t chunk, loom_value_pool *pool, const void **data);
 
+/* Memory for the bytes of a chunk; zeroed at first. */
+typedef struct loom__chunk_memory {
+    unsigned char *memory;
+    size_t room;
+    const unsigned char *archive; /* in it; NULL: nothing was fetched */
+} loom__chunk_memory;
+void loom__chunk_memory_free(loom__chunk_memory *memory);
+/* Reads a chunk's bytes from the disk in large parts, `direct`: past the page cache, where that can be done. Where the
+ * file cannot be read so, or the chunk is small, nothing is fetched, and whoever wants the elements finds out why. Any
+ * thread may call it. */
+void loom__checkpoint_fetch(const loom_checkpoint *checkpoint, const loom__checkpoint_entry *entry, int64_t chunk,
+    bool direct, loom__chunk_memory *memory);
+/* loom__checkpoint_chunk_data of what was fetched, or of the file: `data` lives as long as memory and pool as well. */
+loom_status loom__checkpoint_fetched_data(const loom_checkpoint *checkpoint, const loom__checkpoint_entry *entry,
+    int64_t chunk, const loom__chunk_memory *memory, loom_value_pool *pool, const void **data);
+/* The same of a tensor of floating-point numbers as fp32, [its elements]: where they are or, when they are of another
+ * dtype or not aligned, in `room` of that size. */
+loom_status loom__checkpoint_fetched_floats(const loom_checkpoint *checkpoint, const loom__checkpoint_entry *entry,
+    int64_t chunk, const loom__chunk_memory *memory, loom_value_pool *pool, float *room, const float **values);
+
 /* Fills the part of `info` that is guessed from names and chunks. */
 void loom__checkpoint_hints(loom_checkpoint *checkpoint);
 

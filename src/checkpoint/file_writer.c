@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+enum { ALIGNMENT = 64 };
+
 struct loom__checkpoint_writer {
     loom__new_file file;
     char name[64];
@@ -22,7 +24,7 @@ loom_status loom__checkpoint_file_create(const char *path, int rank, int number,
     snprintf(made->name, sizeof made->name, "__%d_%d.distcp", rank, number);
     loom_status status = asprintf(&full, "%s.tmp/%s", path, made->name) < 0
                              ? loom_fail(LOOM_ERR_MEMORY, "%s: no memory to write it", path)
-                             : loom__new_file_create(full, &made->file);
+                             : loom__new_file_create_direct(full, &made->file);
     if (status == LOOM_OK)
         *writer = made;
     else
@@ -42,6 +44,9 @@ void loom__checkpoint_writer_destroy(loom__checkpoint_writer *writer) {
 /* Writes the archive, and its record with the two texts. */
 static loom_status write_archive(
     loom__checkpoint_writer *writer, const char *name, const loom_value *value, loom__checkpoint_record record) {
+    /* The archive aligns its elements from its own begin. */
+    static const char zeros[ALIGNMENT] = {0};
+    LOOM_TRY(loom__new_file_write(&writer->file, zeros, (size_t)(-writer->file.bytes % ALIGNMENT)));
     record.position = writer->file.bytes;
     LOOM_TRY(loom__torch_write(&writer->file, value, &record.bytes));
     record.file_bytes = (uint32_t)strlen(writer->name) + 1;

@@ -10,9 +10,9 @@ static const loom__checkpoint_entry *entry_of(const loom_checkpoint_tensor *tens
     return (const loom__checkpoint_entry *)tensor;
 }
 
-/* The value of the archive at a place, as `what`. */
+/* The value of the archive at a place; archive: its bytes, or NULL for those in the file. */
 static loom_status read_archive(const loom_checkpoint *of, loom__checkpoint_place *place, const char *name,
-    loom_value_pool *pool, const loom_value **value) {
+    const void *archive, loom_value_pool *pool, const loom_value **value) {
     const loom__checkpoint_file *file = &of->files[place->file];
     char what[4096];
     if (file->missing)
@@ -22,7 +22,7 @@ static loom_status read_archive(const loom_checkpoint *of, loom__checkpoint_plac
         return loom_fail(LOOM_ERR_FORMAT, "%s is %llu bytes long, but the file ends at %zu: cut short", what,
             (unsigned long long)place->bytes, file->mapping.bytes);
     bool checked = atomic_load_explicit(&place->checked, memory_order_relaxed);
-    LOOM_TRY(loom__torch_read(what, file->mapping.data + place->position, (size_t)place->bytes,
+    LOOM_TRY(loom__torch_read(what, archive ? archive : file->mapping.data + place->position, (size_t)place->bytes,
         checked ? LOOM__TORCH_TRUST : LOOM__TORCH_CHECK, pool, value));
     atomic_store_explicit(&place->checked, true, memory_order_relaxed);
     return LOOM_OK;
@@ -44,15 +44,15 @@ static bool is_shape_of(const loom_value_tensor *tensor, const loom_checkpoint_c
     return d == tensor->dims;
 }
 
-loom_status loom__checkpoint_chunk_data(const loom_checkpoint *checkpoint, const loom__checkpoint_entry *entry,
-    int64_t chunk, loom_value_pool *pool, const void **data) {
+loom_status loom__checkpoint_fetched_data(const loom_checkpoint *checkpoint, const loom__checkpoint_entry *entry,
+    int64_t chunk, const loom__chunk_memory *memory, loom_value_pool *pool, const void **data) {
     const loom_checkpoint_tensor *tensor = &entry->tensor;
     const loom_value *value = NULL;
     if (checkpoint->safetensors) {
         *data = entry->data;
         return LOOM_OK;
     }
-    LOOM_TRY(read_archive(checkpoint, &entry->places[chunk], tensor->name, pool, &value));
+    LOOM_TRY(read_archive(checkpoint, &entry->places[chunk], tensor->name, memory->archive, pool, &value));
     const char *path = checkpoint->files[entry->places[chunk].file].path;
     if (value->kind != LOOM_VALUE_TENSOR)
         return loom_fail(LOOM_ERR_FORMAT, "%s: '%s' at %llu is a %s, expected a tensor", path, tensor->name,
@@ -68,6 +68,12 @@ loom_status loom__checkpoint_chunk_data(const loom_checkpoint *checkpoint, const
             value->tensor->dims, (long long)chunk);
     *data = value->tensor->data;
     return LOOM_OK;
+}
+
+loom_status loom__checkpoint_chunk_data(const loom_checkpoint *checkpoint, const loom__checkpoint_entry *entry,
+    int64_t chunk, loom_value_pool *pool, const void **data) {
+    loom__chunk_memory nothing = {0};
+    return loom__checkpoint_fetched_data(checkpoint, entry, chunk, &nothing, pool, data);
 }
 
 /* ---- boxes ---- */
@@ -106,6 +112,24 @@ static void copy_run(const conversion *how, const unsigned char *from, unsigned 
         }
         memcpy(to, &value, sizeof value);
     }
+}
+
+loom_status loom__checkpoint_fetched_floats(const loom_checkpoint *checkpoint, const loom__checkpoint_entry *entry,
+    int64_t chunk, const loom__chunk_memory *memory, loom_value_pool *pool, float *room, const float **values) {
+    const loom_checkpoint_tensor *tensor = &entry->tensor;
+    const void *data = NULL;
+    int64_t count = 1;
+    conversion how;
+    LOOM_TRY(choose(tensor, LOOM_F32, &how));
+    LOOM_TRY(loom__checkpoint_fetched_data(checkpoint, entry, chunk, memory, pool, &data));
+    for (int i = 0; i < tensor->dims; i++)
+        count *= tensor->chunks[chunk].sizes[i];
+    *values = room;
+    if (tensor->dtype == LOOM_F32 && (uintptr_t)data % sizeof(float) == 0)
+        *values = data;
+    else
+        copy_run(&how, data, (unsigned char *)room, count);
+    return LOOM_OK;
 }
 
 /* Copies the box of `sizes` at from_offsets of an array of shape from_shape to to_offsets of one of shape to_shape; all
@@ -256,5 +280,5 @@ loom_status loom_checkpoint_read_original(const loom_checkpoint *checkpoint, con
 loom_status loom_checkpoint_read_object(const loom_checkpoint *checkpoint, const loom_checkpoint_object *object,
     loom_value_pool *pool, const loom_value **value) {
     loom__checkpoint_object *of = (loom__checkpoint_object *)(uintptr_t)object;
-    return read_archive(checkpoint, &of->place, object->name, pool, value);
+    return read_archive(checkpoint, &of->place, object->name, NULL, pool, value);
 }

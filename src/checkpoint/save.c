@@ -119,6 +119,14 @@ loom_status loom__checkpoint_begin(const char *path) {
     return status;
 }
 
+loom_status loom__checkpoint_abandon(const char *path) {
+    char *temporary = NULL;
+    LOOM_TRY(temporary_of(path, &temporary));
+    loom_status status = loom__checkpoint_remove(temporary);
+    free(temporary);
+    return status;
+}
+
 static loom_status write_file(const char *folder, const char *name, const void *data, size_t bytes) {
     loom__new_file file = {.descriptor = -1};
     char *path = loom__path_join(folder, "/", name);
@@ -134,19 +142,21 @@ static loom_status write_file(const char *folder, const char *name, const void *
     return status;
 }
 
-static loom_status write_common(const char *folder, const loom_value *common) {
+loom_status loom__checkpoint_common_create(const char *path, const loom_value *common, loom__new_file *out) {
     loom__new_file file = {.descriptor = -1};
     uint64_t bytes = 0;
-    char *path = loom__path_join(folder, "/", "common.pt");
-    loom_status status = path ? loom__new_file_create(path, &file) : no_memory(folder);
+    if (common->kind != LOOM_VALUE_DICT)
+        return loom_fail(LOOM_ERR_ARGUMENT, "%s: its common state is a %s, expected a dict", path,
+            loom_value_kind_name(common->kind));
+    char *name = loom__path_join(path, ".tmp/", "common.pt");
+    loom_status status = name ? loom__new_file_create(name, &file) : no_memory(path);
     if (status == LOOM_OK)
         status = loom__torch_write(&file, common, &bytes);
+    free(name);
     if (status == LOOM_OK)
-        status = loom__new_file_sync(&file);
-    if (status == LOOM_OK)
-        status = loom__new_file_commit(&file);
-    loom__new_file_destroy(&file);
-    free(path);
+        *out = file;
+    else
+        loom__new_file_destroy(&file);
     return status;
 }
 
@@ -175,24 +185,22 @@ static loom_status rename_folder(const char *temporary, const char *path) {
 }
 
 static loom_status commit(
-    const char *path, const char *temporary, const void *pickle, size_t bytes, const loom_value *common) {
+    const char *path, const char *temporary, const void *pickle, size_t bytes, loom__new_file *common) {
     static const char config[] = "{\"sharded_backend\": \"torch_dist\", \"sharded_backend_version\": 1, "
                                  "\"common_backend\": \"torch\", \"common_backend_version\": 1}";
     LOOM_TRY(write_file(temporary, ".metadata", pickle, bytes));
-    LOOM_TRY(write_common(temporary, common));
+    LOOM_TRY(loom__new_file_sync(common));
+    LOOM_TRY(loom__new_file_commit(common));
     LOOM_TRY(write_file(temporary, "metadata.json", config, sizeof config - 1));
     LOOM_TRY(sync_folder(temporary));
     return rename_folder(temporary, path);
 }
 
-loom_status loom__checkpoint_commit(
-    const char *path, const loom__checkpoint_description *descriptions, int64_t count, const loom_value *common) {
+loom_status loom__checkpoint_commit_created(
+    const char *path, const loom__checkpoint_description *descriptions, int64_t count, loom__new_file *common) {
     void *pickle = NULL;
     size_t bytes = 0;
     char *temporary = NULL;
-    if (common->kind != LOOM_VALUE_DICT)
-        return loom_fail(LOOM_ERR_ARGUMENT, "%s: its common state is a %s, expected a dict", path,
-            loom_value_kind_name(common->kind));
     LOOM_TRY(loom__checkpoint_make_metadata(path, descriptions, count, &pickle, &bytes));
     loom_status status = temporary_of(path, &temporary);
     if (status == LOOM_OK)
@@ -202,8 +210,25 @@ loom_status loom__checkpoint_commit(
     return status;
 }
 
-loom_status loom__checkpoint_set_latest(const char *folder, int64_t iteration) {
+loom_status loom__checkpoint_commit(
+    const char *path, const loom__checkpoint_description *descriptions, int64_t count, const loom_value *common) {
+    loom__new_file file = {.descriptor = -1};
+    LOOM_TRY(loom__checkpoint_common_create(path, common, &file));
+    loom_status status = loom__checkpoint_commit_created(path, descriptions, count, &file);
+    loom__new_file_destroy(&file);
+    return status;
+}
+
+static loom_status write_iteration(const char *folder, const char *name, int64_t iteration) {
     char text[24];
     int bytes = snprintf(text, sizeof text, "%lld", (long long)iteration);
-    return write_file(folder, "latest_checkpointed_iteration.txt", text, (size_t)bytes);
+    return write_file(folder, name, text, (size_t)bytes);
+}
+
+loom_status loom__checkpoint_set_latest(const char *folder, int64_t iteration) {
+    return write_iteration(folder, "latest_checkpointed_iteration.txt", iteration);
+}
+
+loom_status loom__checkpoint_set_best(const char *folder, int64_t iteration) {
+    return write_iteration(folder, "best_checkpointed_iteration.txt", iteration);
 }

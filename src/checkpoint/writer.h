@@ -10,6 +10,7 @@
 #ifndef CHECKPOINT_WRITER_H
 #define CHECKPOINT_WRITER_H
 
+#include "format/file.h"
 #include <megaloom/checkpoint.h>
 
 /* Makes path.tmp, empty: what an earlier save left there is removed. LOOM_ERR_STATE when it holds files that are not of
@@ -42,8 +43,20 @@ void loom__checkpoint_writer_destroy(loom__checkpoint_writer *writer);
 loom_status loom__checkpoint_commit(
     const char *path, const loom__checkpoint_description *descriptions, int64_t count, const loom_value *common);
 
+/* The same in two steps, for who keeps no values until the commit: common.pt in path.tmp, not flushed yet, and the
+ * commit of it. file: for loom__new_file_destroy at the end. */
+loom_status loom__checkpoint_common_create(const char *path, const loom_value *common, loom__new_file *file);
+loom_status loom__checkpoint_commit_created(
+    const char *path, const loom__checkpoint_description *descriptions, int64_t count, loom__new_file *common);
+
+/* Removes what a save that failed has left in path.tmp. */
+loom_status loom__checkpoint_abandon(const char *path);
+
 /* Replaces the text of folder/latest_checkpointed_iteration.txt, flushed to the disk. */
 loom_status loom__checkpoint_set_latest(const char *folder, int64_t iteration);
+
+/* The same for folder/best_checkpointed_iteration.txt. */
+loom_status loom__checkpoint_set_best(const char *folder, int64_t iteration);
 
 /* Removes the folder of a checkpoint, metadata.json first, so that what a stopped removal leaves is known to be no
  * checkpoint. A folder with files that are not of a checkpoint is LOOM_ERR_STATE, and keeps all. One that is not there

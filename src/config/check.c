@@ -43,6 +43,16 @@ static void check_ddp(const loom_megatron_strategy_config *strategy, loom__fault
                 faults, LOOM_ERR_CONFIG, "strategy.%s: only strategy.ddp pytorch uses it", wrapper[i].name);
 }
 
+static void check_checkpoint(const loom_run_config *config, loom__faults *faults) {
+    const loom_checkpoint_config *checkpoint = &config->checkpoint;
+    int64_t every = config->validation.every;
+    if (checkpoint->keep_best > 0 && (every <= 0 || checkpoint->every % every != 0))
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "checkpoint.keep_best: found %" PRId64 " with checkpoint.every %" PRId64 " and validation.every %" PRId64
+            "; expected checkpoints each some validations, whose loss ranks them, or 0",
+            checkpoint->keep_best, checkpoint->every, every);
+}
+
 static void check_strategy(const loom_megatron_strategy_config *strategy, loom__faults *faults) {
     if (strategy->sequence_parallel && strategy->tensor_model_parallel_size == 1)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
@@ -60,6 +70,15 @@ loom_status loom_megatron_strategy_config_check(const loom_megatron_strategy_con
     loom__fields_check(&run, "strategy.", &faults);
     loom__fields_check(&run, "schedule", &faults);
     check_strategy(config, &faults);
+    return loom__faults_end(&faults);
+}
+
+loom_status loom_checkpoint_io_config_check(const loom_checkpoint_io_config *config) {
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    loom_run_config run = loom_run_config_default();
+    run.checkpoint.io = *config;
+    loom__fields_check(&run, "checkpoint.", &faults);
     return loom__faults_end(&faults);
 }
 
@@ -456,6 +475,7 @@ void loom__check_run(const loom_run_config *config, int64_t world_size, loom__fa
     loom__check_precision(&config->precision, faults);
     check_model(config, faults);
     check_data(config, faults);
+    check_checkpoint(config, faults);
     check_optimizer(&config->optim, faults);
     check_schedule(&config->lr, config->steps, faults);
     int64_t data_parallel = world_size > 0 ? check_layout(config, world_size, faults) : 0;

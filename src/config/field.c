@@ -515,6 +515,10 @@ loom_precision_config loom_precision_config_default(void) {
     return loom_run_config_default().precision;
 }
 
+loom_checkpoint_io_config loom_checkpoint_io_config_default(void) {
+    return loom_run_config_default().checkpoint.io;
+}
+
 loom_lr_config loom_lr_config_default(void) {
     return loom_run_config_default().lr;
 }

@@ -89,6 +89,9 @@ static const loom__choice precisions[] = {{.name = "32"}, {.name = "fp32", .mean
     {.name = "32-true", .means = "32"}, {.name = "bf16-mixed"}, {.name = "bf16", .means = "bf16-mixed"},
     {.name = "16-mixed"}, {.name = "16", .means = "16-mixed"}, {.name = "fp16", .means = "16-mixed"}};
 
+static const char outdated[] = "an outdated form, which Megatron-Core has given up";
+static const loom__choice formats[] = {{.name = "torch_dist"}, {.name = "zarr", .not_built = outdated}};
+
 static const loom__choice data_kinds[] = {{.name = "gpt"}, {.name = "fixed"}, {.name = "mock"}, {.name = "finetune"}};
 static const loom__choice samplers[] = {
     {.name = "single"}, {.name = "cyclic"}, {.name = "batch"}, {.name = "random_batch"}};
@@ -111,8 +114,7 @@ static const loom__choice context_types[] = {
     {.name = "p2p"}, {.name = "all_gather"}, {.name = "a2a"}, {.name = "a2a+p2p"}};
 
 static const char experts[] = "mixture of experts", fsdp[] = "fully sharded data parallelism",
-                  encoder[] = "encoder-decoder models", saving[] = "saving while training goes on",
-                  backends[] = "backend choice";
+                  encoder[] = "encoder-decoder models", backends[] = "backend choice";
 
 const loom__field loom__fields[] = {
     INT("seed", seed, "1234", .high = 4294967295, DOC("of initial weights, dropout and data order")),
@@ -468,8 +470,26 @@ const loom__field loom__fields[] = {
     INT("checkpoint.every", checkpoint.every, "0", FROM(0),
         DOC("steps between checkpoints in OUTPUT/checkpoints; 0: none")),
     INT("checkpoint.keep_last", checkpoint.keep_last, "2", FROM(1), DOC("checkpoints kept")),
-    BOOL(
-        "checkpoint.async_save", checkpoint.async_save, "false", NONE_YET(saving), DOC("write while training goes on")),
+    INT("checkpoint.keep_best", checkpoint.keep_best, "0", FROM(0),
+        DOC("checkpoints of the lowest validation loss that are kept as well; 0: none")),
+    REAL("checkpoint.time_limit", checkpoint.time_limit, "null", NULLABLE, ABOVE(0),
+        DOC("seconds that the run may take: it saves and stops before; null: no limit")),
+    CHOICE("checkpoint.save_ckpt_format", checkpoint.io.save_ckpt_format, "torch_dist", formats,
+        DOC("the form of checkpoints")),
+    BOOL("checkpoint.async_save", checkpoint.io.async_save, "false",
+        DOC("a save copies the state, and a thread writes the copy while training goes on")),
+    BOOL("checkpoint.load_directly_on_device", checkpoint.io.load_directly_on_device, "true",
+        DOC("on the CPU true and false are the same")),
+    INT("checkpoint.storage_writers_per_rank", checkpoint.io.storage_writers_per_rank, "2", FROM(1), .high = 64,
+        DOC("threads of a rank that write, a file each")),
+    BOOL("checkpoint.parallel_save", checkpoint.io.parallel_save, "true",
+        DOC("ranks that hold the same share its writing")),
+    BOOL("checkpoint.parallel_save_within_dp", checkpoint.io.parallel_save_within_dp, "false",
+        DOC("only inside of a data-parallel group")),
+    BOOL("checkpoint.parallel_load", checkpoint.io.parallel_load, "false",
+        DOC("of a data-parallel group one rank reads a chunk and sends it to the others")),
+    BOOL("checkpoint.assume_constant_structure", checkpoint.io.assume_constant_structure, "false",
+        DOC("who writes what is found out once and kept while the tensors are the same")),
     INT("log.every", log.every, "10", FROM(1), DOC("steps between progress lines")),
     BOOL("log.tensorboard", log.tensorboard, "false", DOC("write event files to OUTPUT/tensorboard, for TensorBoard")),
     BOOL("trace", trace, "false",

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BUFFER_BYTES = 1 << 18 };
+enum { BUFFER_BYTES = 1 << 18, DIRECT_BYTES = 1 << 23, DIRECT_BLOCK = 4096 };
 
 bool loom__widen(loom_dtype dtype, const void *data, int64_t first, int64_t count, int64_t *out) {
 #define WIDEN(type)                                                                                                    \
@@ -99,11 +99,11 @@ static loom_status fail_open(loom__new_file *made, loom_status status) {
     return status;
 }
 
-static loom_status make_new_file(const char *path, loom__new_file *file) {
-    loom__new_file made = {.descriptor = -1};
+static loom_status make_new_file(const char *path, size_t room, loom__new_file *file) {
+    loom__new_file made = {.descriptor = -1, .room = room};
     made.path = strdup(path);
     made.temporary = loom__path_join(path, "", ".tmp");
-    made.buffer = malloc(BUFFER_BYTES);
+    made.buffer = aligned_alloc(DIRECT_BLOCK, room);
     if (!made.path || !made.temporary || !made.buffer)
         return fail_open(&made, loom_fail(LOOM_ERR_MEMORY, "%s: no memory to write it", path));
     *file = made;
@@ -132,9 +132,9 @@ static loom_status open_locked(const char *temporary, int flags, int *descriptor
     }
 }
 
-loom_status loom__new_file_create(const char *path, loom__new_file *file) {
+static loom_status create(const char *path, size_t room, loom__new_file *file) {
     loom__new_file made;
-    LOOM_TRY(make_new_file(path, &made));
+    LOOM_TRY(make_new_file(path, room, &made));
     loom_status status = open_locked(made.temporary, O_CREAT, &made.descriptor);
     if (status == LOOM_OK && ftruncate(made.descriptor, 0) != 0)
         status = loom_fail(LOOM_ERR_IO, "%s: cannot be emptied: %s", made.temporary, strerror(errno));
@@ -144,9 +144,24 @@ loom_status loom__new_file_create(const char *path, loom__new_file *file) {
     return LOOM_OK;
 }
 
+loom_status loom__new_file_create(const char *path, loom__new_file *file) {
+    return create(path, BUFFER_BYTES, file);
+}
+
+static bool set_direct(const loom__new_file *file, bool on) {
+    int flags = fcntl(file->descriptor, F_GETFL);
+    return flags >= 0 && fcntl(file->descriptor, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+}
+
+loom_status loom__new_file_create_direct(const char *path, loom__new_file *file) {
+    LOOM_TRY(create(path, DIRECT_BYTES, file));
+    file->direct = set_direct(file, true);
+    return LOOM_OK;
+}
+
 loom_status loom__new_file_resume(const char *path, uint64_t bytes, loom__new_file *file) {
     loom__new_file made;
-    LOOM_TRY(make_new_file(path, &made));
+    LOOM_TRY(make_new_file(path, BUFFER_BYTES, &made));
     loom_status status = open_locked(made.temporary, 0, &made.descriptor);
     struct stat found;
     if (status == LOOM_OK && fstat(made.descriptor, &found) != 0)
@@ -182,6 +197,13 @@ static loom_status write_all(loom__new_file *file, const unsigned char *data, si
         ssize_t done = write(file->descriptor, data, bytes);
         if (done < 0 && errno == EINTR)
             continue;
+        /* A file system may accept the flag and refuse the write, or write a part that is no whole block. */
+        if (file->direct && (done < 0 ? errno == EINVAL : done % DIRECT_BLOCK != 0)) {
+            file->direct = false;
+            if (!set_direct(file, false))
+                return fail_errno(file, "writing");
+            done = done < 0 ? 0 : done;
+        }
         if (done < 0)
             return fail_errno(file, "writing");
         data += done;
@@ -190,15 +212,44 @@ static loom_status write_all(loom__new_file *file, const unsigned char *data, si
     return LOOM_OK;
 }
 
+/* All that is buffered. Behind a last part that is no whole block nothing can be written directly. */
+static loom_status flush(loom__new_file *file) {
+    size_t whole = file->direct ? file->buffered / DIRECT_BLOCK * DIRECT_BLOCK : file->buffered;
+    LOOM_TRY(write_all(file, file->buffer, whole));
+    if (whole < file->buffered) {
+        if (file->direct && !set_direct(file, false))
+            return fail_errno(file, "writing");
+        file->direct = false;
+        LOOM_TRY(write_all(file, file->buffer + whole, file->buffered - whole));
+    }
+    file->buffered = 0;
+    return LOOM_OK;
+}
+
+/* Through the buffer, which is written when it is full. */
+static loom_status write_direct(loom__new_file *file, const unsigned char *data, size_t bytes) {
+    file->bytes += bytes;
+    while (bytes > 0) {
+        size_t part = file->room - file->buffered < bytes ? file->room - file->buffered : bytes;
+        memcpy(file->buffer + file->buffered, data, part);
+        file->buffered += part;
+        data += part;
+        bytes -= part;
+        if (file->buffered == file->room)
+            LOOM_TRY(flush(file));
+    }
+    return LOOM_OK;
+}
+
 loom_status loom__new_file_write(loom__new_file *file, const void *data, size_t bytes) {
     LOOM_TRY(check_sound(file));
     if (bytes == 0)
         return LOOM_OK;
-    if (file->buffered + bytes > BUFFER_BYTES) {
-        LOOM_TRY(write_all(file, file->buffer, file->buffered));
-        file->buffered = 0;
-    }
-    if (bytes >= BUFFER_BYTES) {
+    if (file->direct)
+        return write_direct(file, data, bytes);
+    if (file->buffered + bytes > file->room)
+        LOOM_TRY(flush(file));
+    if (bytes >= file->room) {
         LOOM_TRY(write_all(file, data, bytes));
     } else {
         memcpy(file->buffer + file->buffered, data, bytes);
@@ -210,8 +261,7 @@ loom_status loom__new_file_write(loom__new_file *file, const void *data, size_t 
 
 loom_status loom__new_file_sync(loom__new_file *file) {
     LOOM_TRY(check_sound(file));
-    LOOM_TRY(write_all(file, file->buffer, file->buffered));
-    file->buffered = 0;
+    LOOM_TRY(flush(file));
     return fsync(file->descriptor) != 0 ? fail_errno(file, "flushing to the disk") : LOOM_OK;
 }
 
@@ -220,10 +270,12 @@ loom_status loom__new_file_read_back(
     LOOM_TRY(check_sound(file));
     if (file->buffered == file->bytes)
         return file->bytes > 0 ? take(context, file->buffer, file->buffered) : LOOM_OK;
-    LOOM_TRY(write_all(file, file->buffer, file->buffered));
-    file->buffered = 0;
+    LOOM_TRY(flush(file));
+    if (file->direct && !set_direct(file, false))
+        return fail_errno(file, "reading back");
+    file->direct = false;
     for (uint64_t at = 0; at < file->bytes;) {
-        size_t wanted = file->bytes - at < BUFFER_BYTES ? (size_t)(file->bytes - at) : BUFFER_BYTES;
+        size_t wanted = file->bytes - at < file->room ? (size_t)(file->bytes - at) : file->room;
         for (size_t have = 0; have < wanted;) {
             ssize_t got = pread(file->descriptor, file->buffer + have, wanted - have, (off_t)(at + have));
             if (got < 0 && errno == EINTR)

@@ -47,12 +47,16 @@ typedef struct loom__new_file {
     char *path, *temporary;
     int descriptor; /* -1 once committed */
     unsigned char *buffer;
-    size_t buffered;
+    size_t room, buffered;
+    bool direct;        /* written past the page cache: at multiples of its block, and so only whole buffers */
     uint64_t bytes;     /* written so far, the buffered ones included */
     loom_status failed; /* what the first failed write, sync or commit returned: nothing may follow it */
 } loom__new_file;
 
 loom_status loom__new_file_create(const char *path, loom__new_file *file);
+/* The same for a large file that nobody reads soon: it goes past the page cache, where the file system can do that, in
+ * blocks of 8 MiB, until it is synced. */
+loom_status loom__new_file_create_direct(const char *path, loom__new_file *file);
 /* Goes on behind the first `bytes` of a temporary file that was left; LOOM_ERR_NOT_FOUND where it is missing or
  * shorter.
  */

@@ -9,7 +9,7 @@
 
 #define FOLDER "archive/"
 
-enum { ALIGNMENT = 64, NAME_MAX_BYTES = 256, LOCAL_BYTES = 30, FLAGS = 0x0808 };
+enum { ALIGNMENT = 64, NAME_MAX_BYTES = 256, LOCAL_BYTES = 30, FLAGS = 0x0808, PIECE_BYTES = 1 << 18 };
 
 typedef struct entry {
     char name[NAME_MAX_BYTES]; /* with the folder */
@@ -55,6 +55,16 @@ static uint64_t reached(const loom__zip_writer *writer) {
     return writer->file->bytes - writer->begin;
 }
 
+/* Piece by piece, so that what the checksum has read is still in the cache when it is written. */
+static loom_status write_data(loom__zip_writer *writer, const unsigned char *data, size_t bytes, uint32_t *crc) {
+    for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
+        size_t part = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES;
+        *crc = libdeflate_crc32(*crc, data + at, part);
+        LOOM_TRY(loom__new_file_write(writer->file, data + at, part));
+    }
+    return LOOM_OK;
+}
+
 loom_status loom__zip_writer_add(loom__zip_writer *writer, const char *name, const void *data, size_t bytes) {
     static const char filler[ALIGNMENT] = "ZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZZ";
     entry made = {.at = reached(writer), .bytes = bytes};
@@ -65,7 +75,6 @@ loom_status loom__zip_writer_add(loom__zip_writer *writer, const char *name, con
     if (!grown)
         return loom_fail(LOOM_ERR_MEMORY, "%s: no memory to write it", writer->file->path);
     writer->entries = grown;
-    made.crc = bytes ? libdeflate_crc32(0, data, bytes) : 0;
 
     size_t past = (size_t)((made.at + LOCAL_BYTES + (uint64_t)name_bytes + 4) % ALIGNMENT);
     size_t padding = (ALIGNMENT - past) % ALIGNMENT;
@@ -84,7 +93,7 @@ loom_status loom__zip_writer_add(loom__zip_writer *writer, const char *name, con
     put(&head, padding, 2);
     LOOM_TRY(loom__new_file_write(writer->file, head.bytes, head.count));
     LOOM_TRY(loom__new_file_write(writer->file, filler, padding));
-    LOOM_TRY(loom__new_file_write(writer->file, data, bytes));
+    LOOM_TRY(write_data(writer, data, bytes, &made.crc));
 
     size_t width = bytes >= UINT32_MAX ? 8 : 4;
     fields tail = {.count = 0};

@@ -28,8 +28,6 @@ static loom_status check(
     loom__faults_add_record(&faults, loom_megatron_strategy_config_check(config));
     if (precision)
         loom__faults_add_record(&faults, loom_precision_config_check(precision));
-    if (config->checkpoint_io)
-        loom__faults_add(&faults, LOOM_ERR_UNSUPPORTED, "not supported yet: strategy.checkpoint_io (checkpoints)");
     if (faults.count == 0) {
         loom_parallel_sizes sizes = loom__strategy_sizes(config, loom_rank_count(rank));
         loom__faults_add_record(&faults, loom_layout_init(&sizes, &layout));
@@ -63,6 +61,8 @@ loom_status loom_fabric_create(loom_rank *rank, const loom_megatron_strategy_con
     fabric->seed = 1234;
     fabric->perform_initialization = true;
     loom_status status = copy_callbacks(fabric);
+    if (!status)
+        status = loom__fabric_open_io(fabric);
     if (status) {
         loom_fabric_destroy(fabric);
         return status;
@@ -81,6 +81,8 @@ static void destroy_groups(loom_fabric *fabric) {
 void loom_fabric_destroy(loom_fabric *fabric) {
     if (!fabric)
         return;
+    loom__fabric_close_io(fabric);
+    free(fabric->save_end);
     destroy_groups(fabric);
     loom__rank_lift_limit(fabric->rank, &fabric->limit);
     if (fabric->device_ready && fabric->accelerator->teardown)

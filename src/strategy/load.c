@@ -2,6 +2,7 @@
  * they agree; only then anything is changed. The invariant: an error of a strict load leaves the state as it was. */
 #include "strategy/load.h"
 #include "model/gpt.h"
+#include <megaloom/checkpoint_io.h>
 #include <stdlib.h>
 
 /* What a report's values live in. */
@@ -94,7 +95,7 @@ static loom_status open_all(loading *l, const char *path) {
     if (!sources)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the load of a checkpoint");
     LOOM_TRY(loom_value_pool_create(&sources->pool));
-    LOOM_TRY(loom_checkpoint_open(path, &sources->checkpoint));
+    LOOM_TRY(loom_checkpoint_io_load(loom_fabric_checkpoint_io(l->fabric), path, &sources->checkpoint));
     const loom_checkpoint_info *info = loom_checkpoint_get_info(sources->checkpoint);
     l->report.iteration = info->iteration;
     LOOM_TRY(open_modules(l));
@@ -148,6 +149,8 @@ static loom_status take_module(const loading *l, const loading_module *m) {
 
 static loom_status load_all(loading *l, const char *path, loom_strict strict) {
     loom_comm *world = loom_rank_world(l->fabric->rank);
+    bool pending;
+    LOOM_TRY(loom_fabric_finalize_saves(l->fabric, true, &pending));
     LOOM_TRY(loom_agree(world, prepare(l, path, strict)));
     for (int64_t i = 0; i < l->count; i++)
         LOOM_TRY(take_module(l, &l->modules[i]));

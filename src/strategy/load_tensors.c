@@ -1,8 +1,10 @@
 /* Tensors of a checkpoint into a module and its optimizer. What is missing is asked of the whole model, not of a rank's
  * part, so that every rank gives the same answer without a word between them. The invariant: each chunk that a rank
- * needs is read once, and held alone. */
+ * needs is read once. */
 #include "model/gpt.h"
 #include "optim/optim.h"
+#include "strategy/chunks.h"
+#include "strategy/megatron_io.h"
 #include "strategy/stored.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -186,28 +188,49 @@ static void copy_box(const loom__box_copy *copy, const float *from, const sink *
     }
 }
 
-/* The copies [*at, …) of one chunk. */
-static loom_status read_chunk(const reading *r, const loom__reshard_plan *plan, int64_t *at) {
-    const loom__reshard_copy *copy = &plan->copies[*at];
-    const loom_checkpoint *checkpoint = r->load->scope.checkpoint;
-    const loom_checkpoint_tensor *tensor = loom__stored_tensor_of(&r->load->stored, copy->tensor);
-    const loom_checkpoint_chunk *chunk = &tensor->chunks[copy->chunk];
-    int64_t tensor_number = copy->tensor, chunk_number = copy->chunk;
-    size_t elements = 1;
-    for (int i = 0; i < tensor->dims; i++)
-        elements *= (size_t)chunk->sizes[i];
-    float *values = malloc(elements * sizeof *values);
-    if (!values)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a chunk of %zu elements of %s", elements, tensor->name);
-    loom_status status = loom_checkpoint_read(checkpoint, tensor, chunk->offsets, chunk->sizes, LOOM_F32, values);
-    for (; *at < plan->count; (*at)++) {
-        copy = &plan->copies[*at];
-        if (status || copy->tensor != tensor_number || copy->chunk != chunk_number)
-            break;
-        copy_box(&copy->copy, values, &r->sinks[copy->want]);
+/* The chunks of a plan, and the first copy of each. */
+typedef struct fetching {
+    const reading *r;
+    const loom__reshard_plan *plan;
+    loom__chunk_wish *wishes;
+    int64_t *first; /* [count + 1] */
+    int64_t count;
+} fetching;
+
+static loom_status take_chunk(void *context, int64_t wish, const float *values) {
+    const fetching *f = context;
+    for (int64_t at = f->first[wish]; at < f->first[wish + 1]; at++)
+        copy_box(&f->plan->copies[at].copy, values, &f->r->sinks[f->plan->copies[at].want]);
+    return LOOM_OK;
+}
+
+static loom_status list_wishes(fetching *f) {
+    const loom__reshard_plan *plan = f->plan;
+    f->wishes = calloc((size_t)plan->count + 1, sizeof *f->wishes);
+    f->first = calloc((size_t)plan->count + 1, sizeof *f->first);
+    if (!f->wishes || !f->first)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a list of %lld chunks", (long long)plan->count);
+    for (int64_t i = 0; i < plan->count; i++) {
+        const loom__reshard_copy *copy = &plan->copies[i];
+        if (i > 0 && copy->tensor == copy[-1].tensor && copy->chunk == copy[-1].chunk)
+            continue;
+        f->first[f->count] = i;
+        f->wishes[f->count++] = (loom__chunk_wish){f->r->load->stored.numbers[copy->tensor], copy->chunk};
     }
-    free(values);
-    return status;
+    f->first[f->count] = plan->count;
+    return LOOM_OK;
+}
+
+/* Replicas that read the same for themselves had better find it in the page cache. */
+static loom__chunk_source source_of(const loom__load *load) {
+    const loom_fabric *fabric = load->parallel->fabric;
+    const loom_checkpoint_io_config *config = loom__megatron_io_config(loom_fabric_unwrapped_checkpoint_io(fabric));
+    loom_comm *replicas = fabric->groups[LOOM_GROUP_DP_CP];
+    bool shared = config && config->parallel_load;
+    return (loom__chunk_source){.checkpoint = load->scope.checkpoint,
+        .group = shared ? replicas : NULL,
+        .direct = shared || loom_comm_size(replicas) == 1,
+        .team = loom_rank_team(fabric->rank)};
 }
 
 /* Elements [from, …) of one place, as far as this rank keeps state of them, in an array of it. */
@@ -245,14 +268,20 @@ static void clear_padding(const loom__load *load) {
     }
 }
 
-static loom_status read_wants(reading *r) {
+/* prepared: how the making of the wants has ended, which others may wait to hear. */
+static loom_status read_wants(reading *r, loom_status prepared) {
     const loom__parameter_set *set = r->load->gpt->set;
     loom__reshard_plan *plan = NULL;
-    LOOM_TRY(loom__reshard_plan_create(
-        r->load->stored.source, r->load->gpt->spec, set->at.tp, set->at.tp_rank, r->wants, r->count, &plan));
-    loom_status status = LOOM_OK;
-    for (int64_t at = 0; at < plan->count && !status;)
-        status = read_chunk(r, plan, &at);
+    if (!prepared)
+        prepared = loom__reshard_plan_create(
+            r->load->stored.source, r->load->gpt->spec, set->at.tp, set->at.tp_rank, r->wants, r->count, &plan);
+    fetching f = {.r = r, .plan = plan};
+    if (!prepared)
+        prepared = list_wishes(&f);
+    loom__chunk_source source = source_of(r->load);
+    loom_status status = loom__chunks_read(&source, prepared, f.wishes, f.count, take_chunk, &f);
+    free(f.wishes);
+    free(f.first);
     loom__reshard_plan_destroy(plan);
     return status;
 }
@@ -269,26 +298,26 @@ static void round_masters(const loom__load *load) {
     }
 }
 
-/* Masters come after the weights, which are rounded from them. */
-static loom_status read_all(reading *r) {
-    const loom__load *load = r->load;
-    size_t room = (size_t)(load->gpt->part->count * (array_count(load) + 1)) + 1;
+static loom_status make_room(reading *r) {
+    size_t room = (size_t)(r->load->gpt->part->count * (array_count(r->load) + 1)) + 1;
     r->wants = calloc(room, sizeof *r->wants);
     r->sinks = calloc(room, sizeof *r->sinks);
     if (!r->wants || !r->sinks)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the load of %zu arrays", room);
-    clear_padding(load);
+    clear_padding(r->load);
     want_weights(r);
-    if (load->parallel->ddp)
-        LOOM_TRY(want_places(r, want_masters));
-    LOOM_TRY(read_wants(r));
-    if (!load->state)
+    return r->load->parallel->ddp ? want_places(r, want_masters) : LOOM_OK;
+}
+
+/* Masters come after the weights, which are rounded from them. */
+static loom_status read_all(reading *r) {
+    LOOM_TRY(read_wants(r, make_room(r)));
+    if (!r->load->state)
         return LOOM_OK;
     r->count = 0;
-    LOOM_TRY(want_places(r, want_state));
-    LOOM_TRY(read_wants(r));
-    if (load->masters)
-        round_masters(load);
+    LOOM_TRY(read_wants(r, want_places(r, want_state)));
+    if (r->load->masters)
+        round_masters(r->load);
     return LOOM_OK;
 }
 

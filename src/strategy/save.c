@@ -1,12 +1,13 @@
-/* Saving a state. Every rank writes one file with what it alone stands for and tells rank 0 what is in it; rank 0 makes
- * the checkpoint of that. The invariant: nothing is renamed before all ranks have said that their file is on the disk,
- * so that a failed rank leaves what was there. */
-#include "checkpoint/context.h"
-#include "checkpoint/writer.h"
+/* Saving a state: every rank lists the chunks and objects that it holds, also those that others hold as well, and hands
+ * the list to the checkpoint I/O. The invariant: each chunk has one main holder among the ranks, and a chunk's bytes
+ * are the same on all that hold it. */
+#include "strategy/save.h"
 #include "model/gpt.h"
 #include "optim/optim.h"
 #include "strategy/context.h"
 #include "strategy/load.h"
+#include "strategy/megatron_io.h"
+#include <megaloom/checkpoint_io.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -26,8 +27,7 @@ typedef struct saving {
     loom__state_buckets *buckets; /* NULL without the distributed optimizer */
     loom__sharded_state *entries; /* of this rank; NULL for a module without a specification: */
     loom__own_state *own;
-    loom_value_pool *pool; /* borrowed, as is the writer */
-    loom__checkpoint_writer *writer;
+    loom_value_pool *pool; /* borrowed */
 } saving;
 
 /* All of it. */
@@ -40,8 +40,10 @@ typedef struct saving_all {
     saving *modules; /* [count], the main one first */
     int64_t count;
     loom_value_pool *pool;
-    loom__checkpoint_writer *writer;
-    loom__checkpoint_description description;
+    loom_checkpoint_shard *shards;
+    loom_checkpoint_value *objects;
+    char *context; /* of rank 0 */
+    loom_checkpoint_content content;
 } saving_all;
 
 static bool keeps(const loom_state_filter *filters, int64_t count, const char *key, const char *name) {
@@ -88,7 +90,7 @@ static loom_status check_keys(const saving_all *s) {
     return LOOM_OK;
 }
 
-/* ---- what this rank writes */
+/* ---- what this rank holds */
 
 static loom_status shard_state(saving *s) {
     const loom_parallel *parallel = s->parts.module;
@@ -125,17 +127,22 @@ static bool keeps_entry(const saving *s, bool of_optimizer, const char *key) {
     return keeps(s->filters, s->filter_count, of_optimizer ? s->parts.optimizer_key : s->parts.key, key);
 }
 
-/* Members of other instances of the distributed optimizer, and all but the first member without it, hold what others
- * write. */
-static bool writes(const saving *s, const loom__state_entry *entry) {
+static bool is_kept(const saving *s, const loom__state_entry *entry) {
     bool of_module = entry->array == LOOM__STATE_WEIGHT && entry->object <= LOOM__STATE_EXTRA;
-    return loom__state_entry_is_main(entry) && keeps_entry(s, !of_module, entry->key);
+    return keeps_entry(s, !of_module, entry->key);
 }
 
-/* A key as the checkpoint has it. */
-static const char *name_of(const saving *s, const char *key, char name[LOOM__STATE_NAME_BYTES]) {
-    snprintf(name, LOOM__STATE_NAME_BYTES, "%s%s", s->parts.prefix, key);
-    return name;
+/* A key as the checkpoint has it; it lives as long as the pool and what `key` is of. */
+static loom_status name_of(const saving *s, const char *key, const char **name) {
+    char whole[LOOM__STATE_NAME_BYTES];
+    loom_value *text = NULL;
+    *name = key;
+    if (!s->parts.prefix[0])
+        return LOOM_OK;
+    snprintf(whole, sizeof whole, "%s%s", s->parts.prefix, key);
+    LOOM_TRY(loom_value_text(s->pool, whole, &text));
+    *name = text->text;
+    return LOOM_OK;
 }
 
 static loom_status no_data(const loom__state_entry *entry, const char *name) {
@@ -170,83 +177,76 @@ static loom_status data_of(const saving *s, const loom__state_entry *entry, cons
     return LOOM_OK;
 }
 
-static loom_status write_tensor(saving *s, const loom__state_entry *entry) {
-    const void *data = NULL;
-    void *gap = NULL;
-    if (entry->entry < 0) {
-        data = gap = calloc((size_t)entry->count, loom_dtype_size(entry->dtype));
-        if (!gap)
-            return loom_fail(LOOM_ERR_MEMORY, "out of memory for a gap of %lld elements", (long long)entry->count);
-    } else {
-        LOOM_TRY(data_of(s, entry, &data));
-    }
-    char name[LOOM__STATE_NAME_BYTES];
-    loom_status status = loom__checkpoint_file_tensor(s->writer, name_of(s, entry->key, name), entry->dtype,
-        entry->dims, entry->shape, entry->offset, entry->size, data);
-    free(gap);
-    return status;
+_Static_assert((int)LOOM__STATE_DIMS <= (int)LOOM_CHECKPOINT_MAX_DIMS, "shapes are copied whole");
+
+static loom_status list_tensor(saving_all *all, const saving *s, const loom__state_entry *entry) {
+    loom_checkpoint_shard *shard = &all->shards[all->content.shard_count];
+    *shard =
+        (loom_checkpoint_shard){.main = loom__state_entry_is_main(entry), .dtype = entry->dtype, .dims = entry->dims};
+    memcpy(shard->shape, entry->shape, sizeof entry->shape);
+    memcpy(shard->offsets, entry->offset, sizeof entry->offset);
+    memcpy(shard->sizes, entry->size, sizeof entry->size);
+    LOOM_TRY(name_of(s, entry->key, &shard->key));
+    if (entry->entry >= 0)
+        LOOM_TRY(data_of(s, entry, &shard->data));
+    all->content.shard_count++;
+    return LOOM_OK;
 }
 
-static loom_status write_object(saving *s, const loom__state_entry *entry) {
+static loom_status list_own(saving_all *all, const saving *s, const loom__own_entry *entry) {
+    loom_checkpoint_shard *shard = &all->shards[all->content.shard_count];
+    *shard = (loom_checkpoint_shard){
+        .main = entry->is_main, .dtype = entry->dtype, .dims = entry->dims, .data = entry->values};
+    memcpy(shard->shape, entry->shape, sizeof entry->shape);
+    memcpy(shard->offsets, entry->offset, sizeof entry->offset);
+    memcpy(shard->sizes, entry->size, sizeof entry->size);
+    LOOM_TRY(name_of(s, entry->key, &shard->key));
+    all->content.shard_count++;
+    return LOOM_OK;
+}
+
+static loom_status list_object(saving_all *all, const saving *s, const loom__state_entry *entry) {
     const loom_value *list = NULL;
     loom__optimizer_values values = {0};
     if (s->parts.optimizer)
         LOOM_TRY(loom__optimizer_values_of(s->pool, s->parts.optimizer, &values));
     LOOM_TRY(loom__object_value(s->pool, entry->object, &s->options, s->buckets, &values, &list));
-    char name[LOOM__STATE_NAME_BYTES];
-    return loom__checkpoint_file_object(s->writer, name_of(s, entry->key, name), list);
+    loom_checkpoint_value *object = &all->objects[all->content.object_count++];
+    object->value = list;
+    return name_of(s, entry->key, &object->key);
 }
 
-static bool writes_own(const saving *s, const loom__own_entry *entry) {
-    return entry->is_main && keeps_entry(s, entry->of_optimizer, entry->key);
-}
-
-static int64_t count_written(const saving *s) {
-    int64_t count = 0;
-    for (int64_t i = 0; s->entries && i < s->entries->count; i++)
-        count += writes(s, &s->entries->entries[i]);
-    for (int64_t i = 0; s->own && i < s->own->count; i++)
-        count += writes_own(s, &s->own->entries[i]);
-    return count;
-}
-
-static loom_status write_objects(saving *s) {
-    for (int64_t i = 0; s->entries && i < s->entries->count; i++)
-        if (writes(s, &s->entries->entries[i]) && s->entries->entries[i].object)
-            LOOM_TRY(write_object(s, &s->entries->entries[i]));
-    return LOOM_OK;
-}
-
-static loom_status write_own(const saving *s, const loom__own_entry *entry) {
-    char name[LOOM__STATE_NAME_BYTES];
-    return loom__checkpoint_file_tensor(s->writer, name_of(s, entry->key, name), entry->dtype, entry->dims,
-        entry->shape, entry->offset, entry->size, entry->values);
-}
-
-static loom_status write_tensors(saving *s) {
-    for (int64_t i = 0; s->entries && i < s->entries->count; i++)
-        if (writes(s, &s->entries->entries[i]) && !s->entries->entries[i].object)
-            LOOM_TRY(write_tensor(s, &s->entries->entries[i]));
-    for (int64_t i = 0; s->own && i < s->own->count; i++)
-        if (writes_own(s, &s->own->entries[i]))
-            LOOM_TRY(write_own(s, &s->own->entries[i]));
-    return LOOM_OK;
-}
-
-static loom_status write_file(saving_all *all) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < all->count; i++)
-        count += count_written(&all->modules[i]);
-    if (count == 0)
-        return LOOM_OK;
-    LOOM_TRY(loom__checkpoint_file_create(all->path, loom_rank_index(all->fabric->rank), 0, &all->writer));
-    for (int64_t i = 0; i < all->count; i++) {
-        all->modules[i].writer = all->writer;
-        LOOM_TRY(write_objects(&all->modules[i]));
+static loom_status list_module(saving_all *all, const saving *s) {
+    for (int64_t i = 0; s->entries && i < s->entries->count; i++) {
+        const loom__state_entry *entry = &s->entries->entries[i];
+        if (!is_kept(s, entry))
+            continue;
+        if (!entry->object)
+            LOOM_TRY(list_tensor(all, s, entry));
+        else if (loom__state_entry_is_main(entry))
+            LOOM_TRY(list_object(all, s, entry));
     }
+    for (int64_t i = 0; s->own && i < s->own->count; i++) {
+        const loom__own_entry *entry = &s->own->entries[i];
+        if (entry->size[entry->dims - 1] > 0 && keeps_entry(s, entry->of_optimizer, entry->key))
+            LOOM_TRY(list_own(all, s, entry));
+    }
+    return LOOM_OK;
+}
+
+static loom_status list_content(saving_all *all) {
+    size_t room = 1;
+    for (int64_t i = 0; i < all->count; i++) {
+        const saving *s = &all->modules[i];
+        room += (size_t)(s->entries ? s->entries->count : 0) + (size_t)(s->own ? s->own->count : 0);
+    }
+    all->content.shards = all->shards = calloc(room, sizeof *all->shards);
+    all->content.objects = all->objects = calloc(room, sizeof *all->objects);
+    if (!all->shards || !all->objects)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the list of %zu chunks", room);
     for (int64_t i = 0; i < all->count; i++)
-        LOOM_TRY(write_tensors(&all->modules[i]));
-    return loom__checkpoint_file_finish(all->writer, &all->description);
+        LOOM_TRY(list_module(all, &all->modules[i]));
+    return LOOM_OK;
 }
 
 /* ---- the common state */
@@ -397,75 +397,15 @@ static loom_status make_common(const saving_all *s, loom_value **common) {
 }
 
 /* Of the main module, where its configuration tells how to make it. */
-static loom_status write_context(const saving_all *s) {
-    char *text = NULL;
-    size_t length = 0;
+static loom_status make_context(saving_all *s) {
     if (s->count == 0 || !s->modules[0].parts.module->is_gpt)
         return LOOM_OK;
-    LOOM_TRY(loom__parallel_context(s->modules[0].parts.module, &text, &length));
-    loom_status status = loom__checkpoint_write_context(s->path, text, length);
-    free(text);
-    return status;
+    LOOM_TRY(loom__parallel_context(s->modules[0].parts.module, &s->context, &s->content.context_bytes));
+    s->content.context = s->context;
+    return LOOM_OK;
 }
 
 /* ---- together */
-
-static loom_status commit(const saving_all *s, const char *all, const int64_t *bytes, int64_t most, int ranks) {
-    loom__checkpoint_description *descriptions = calloc((size_t)ranks, sizeof *descriptions);
-    loom_value *common = NULL;
-    int64_t count = 0;
-    if (!descriptions)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the descriptions of %d files", ranks);
-    for (int i = 0; i < ranks; i++)
-        if (bytes[i] > 0)
-            descriptions[count++] = (loom__checkpoint_description){(char *)all + i * most, (size_t)bytes[i]};
-    loom_status status = make_common(s, &common);
-    if (!status)
-        status = write_context(s);
-    if (!status)
-        status = loom__checkpoint_commit(s->path, descriptions, count, common);
-    free(descriptions);
-    return status;
-}
-
-/* What every rank's file holds, on rank 0. */
-static loom_status gather(const saving_all *s, const int64_t *bytes, int64_t most, char *all) {
-    loom_comm *world = loom_rank_world(s->fabric->rank);
-    char *mine = calloc((size_t)most + 1, 1);
-    loom_status status =
-        all && mine ? LOOM_OK
-                    : loom_fail(LOOM_ERR_MEMORY,
-                          "out of memory for the descriptions of a checkpoint (%lld bytes a rank)", (long long)most);
-    status = loom_agree(world, status);
-    if (!status) {
-        if (s->description.bytes > 0)
-            memcpy(mine, s->description.data, s->description.bytes);
-        status = loom_all_gather(world, mine, all, most, LOOM_U8);
-    }
-    free(mine);
-    LOOM_TRY(status);
-    bool first = loom_rank_index(s->fabric->rank) == 0;
-    return loom_agree(world, first ? commit(s, all, bytes, most, loom_comm_size(world)) : LOOM_OK);
-}
-
-static loom_status finish(const saving_all *s) {
-    loom_comm *world = loom_rank_world(s->fabric->rank);
-    int ranks = loom_comm_size(world);
-    int64_t mine = (int64_t)s->description.bytes, most = 0;
-    int64_t *bytes = calloc((size_t)ranks, sizeof *bytes);
-    loom_status status = loom_agree(
-        world, bytes ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for the sizes of %d files", ranks));
-    if (!status)
-        status = loom_all_gather(world, &mine, bytes, 1, LOOM_I64);
-    for (int i = 0; i < ranks && !status; i++)
-        most = bytes[i] > most ? bytes[i] : most;
-    char *all = status ? NULL : malloc((size_t)(most * ranks) + 1);
-    if (!status)
-        status = gather(s, bytes, most, all);
-    free(all);
-    free(bytes);
-    return status;
-}
 
 static loom_status list_modules(saving_all *s) {
     loom__state_module module;
@@ -508,8 +448,17 @@ static loom_status prepare(saving_all *s) {
     LOOM_TRY(check_keys(s));
     LOOM_TRY(loom_value_pool_create(&s->pool));
     LOOM_TRY(list_modules(s));
-    LOOM_TRY(check_all_apart(s));
-    return loom_rank_index(s->fabric->rank) == 0 ? loom__checkpoint_begin(s->path) : LOOM_OK;
+    return check_all_apart(s);
+}
+
+static loom_status list_all(saving_all *s) {
+    loom_value *common = NULL;
+    LOOM_TRY(list_content(s));
+    if (loom_rank_index(s->fabric->rank) != 0)
+        return LOOM_OK;
+    LOOM_TRY(make_common(s, &common));
+    s->content.common = common;
+    return make_context(s);
 }
 
 static loom_status save_all(saving_all *s) {
@@ -518,23 +467,82 @@ static loom_status save_all(saving_all *s) {
     for (int64_t i = 0; i < s->count; i++)
         if (s->modules[i].parts.module->ddp)
             LOOM_TRY(loom__ddp_wait_parameters(s->modules[i].parts.module->ddp));
-    LOOM_TRY(loom_agree(world, write_file(s)));
-    return finish(s);
+    LOOM_TRY(loom_agree(world, list_all(s)));
+    return loom_checkpoint_io_save(loom_fabric_checkpoint_io(s->fabric), s->path, &s->content);
+}
+
+static void free_module(saving *s) {
+    loom__state_buckets_destroy(s->buckets);
+    loom__sharded_state_destroy(s->entries);
+    loom__own_state_destroy(s->own);
+    free(s->stages);
+}
+
+loom_status loom__fabric_start_save(loom_fabric *fabric, const char *path, const loom_state *state,
+    const loom_state_filter *filters, int64_t filter_count) {
+    saving_all s = {.fabric = fabric, .path = path, .state = state, .filters = filters, .filter_count = filter_count};
+    loom_status status = save_all(&s);
+    free(s.shards);
+    free(s.objects);
+    free(s.context);
+    for (int64_t i = 0; i < s.count; i++)
+        free_module(&s.modules[i]);
+    free(s.modules);
+    loom_value_pool_destroy(s.pool);
+    return status;
 }
 
 loom_status loom_fabric_save(loom_fabric *fabric, const char *path, const loom_state *state,
     const loom_state_filter *filters, int64_t filter_count) {
-    saving_all s = {.fabric = fabric, .path = path, .state = state, .filters = filters, .filter_count = filter_count};
-    loom_status status = save_all(&s);
-    loom__checkpoint_writer_destroy(s.writer);
-    free(s.description.data);
-    for (int64_t i = 0; i < s.count; i++) {
-        loom__state_buckets_destroy(s.modules[i].buckets);
-        loom__sharded_state_destroy(s.modules[i].entries);
-        loom__own_state_destroy(s.modules[i].own);
-        free(s.modules[i].stages);
+    bool pending;
+    LOOM_TRY(loom_fabric_finalize_saves(fabric, true, &pending));
+    return loom__fabric_start_save(fabric, path, state, filters, filter_count);
+}
+
+/* ---- how much it will be */
+
+static size_t bytes_of(loom_dtype dtype, int dims, const int64_t *size) {
+    size_t bytes = loom_dtype_size(dtype);
+    for (int i = 0; i < dims; i++)
+        bytes *= (size_t)size[i];
+    return bytes;
+}
+
+/* Of a chunk that `holders` ranks have. */
+static size_t part_of(bool shared, bool is_main, int64_t holders, size_t bytes) {
+    return shared ? bytes / (size_t)holders : is_main ? bytes : 0;
+}
+
+static size_t expected_bytes(const saving *s, bool shared) {
+    const loom_parallel *parallel = s->parts.module;
+    int64_t replicas = loom_comm_size(s->fabric->groups[LOOM_GROUP_DP_CP]);
+    int64_t shards = parallel->ddp ? loom__ddp_view_of(parallel->ddp)->share[LOOM__DDP_DENSE].shards : 1;
+    size_t bytes = 0;
+    for (int64_t i = 0; s->entries && i < s->entries->count; i++) {
+        const loom__state_entry *entry = &s->entries->entries[i];
+        int64_t holders = entry->array == LOOM__STATE_WEIGHT ? replicas : replicas / shards;
+        if (!entry->object)
+            bytes += part_of(
+                shared, loom__state_entry_is_main(entry), holders, bytes_of(entry->dtype, entry->dims, entry->size));
     }
-    free(s.modules);
-    loom_value_pool_destroy(s.pool);
-    return status;
+    for (int64_t i = 0; s->own && i < s->own->count; i++) {
+        const loom__own_entry *entry = &s->own->entries[i];
+        bytes += part_of(shared, entry->is_main, entry->of_optimizer ? replicas / shards : replicas,
+            bytes_of(entry->dtype, entry->dims, entry->size));
+    }
+    return bytes + bytes / 16; /* whole chunks are shared out, so that some rank has more than its part */
+}
+
+void loom__fabric_expect_save(loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer) {
+    const loom_checkpoint_io *io = loom_fabric_unwrapped_checkpoint_io(fabric);
+    const loom_checkpoint_io_config *config = loom__megatron_io_config(io);
+    saving s = {.fabric = fabric, .parts = {.module = parallel, .optimizer = optimizer}};
+    loom_state_item items[] = {{.key = "state_dict", .module = parallel}, {.key = "optimizer", .optimizer = optimizer}};
+    if (!config || !config->async_save)
+        return;
+    if (!loom__state_check(&(loom_state){items, optimizer ? 2 : 1}) && !shard_state(&s))
+        loom__megatron_io_prepare(io, expected_bytes(&s, config->parallel_save));
+    else
+        loom_error_clear();
+    free_module(&s);
 }

@@ -4,6 +4,7 @@
 #include "layout/layout.h"
 #include "model/gpt.h"
 #include "optim/optim.h"
+#include "strategy/save.h"
 #include "strategy/strategy.h"
 #include "tensor/dtype.h"
 #include <stdlib.h>
@@ -453,6 +454,7 @@ loom_status loom_fabric_setup_megatron_optimizer(loom_fabric *fabric, loom_paral
         loom__optimizer_destroy(made);
         return status;
     }
+    loom__fabric_expect_save(fabric, parallel, made);
     *optimizer = made;
     return LOOM_OK;
 }

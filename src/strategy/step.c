@@ -5,6 +5,7 @@
 #include "optim/optim.h"
 #include "runtime/rank.h"
 #include "strategy/strategy.h"
+#include <megaloom/state.h>
 #include <string.h>
 
 static loom_status call(loom_parallel *parallel, loom_event event, loom_step *step) {
@@ -145,6 +146,10 @@ loom_status loom_parallel_step(loom_parallel *parallel, loom_step_mode mode, loo
     LOOM_TRY(check_mode(mode));
     if (mode == LOOM_TRAINING)
         LOOM_TRY(loom__parallel_check_gradients(parallel, "training_step"));
+    if (mode == LOOM_TRAINING) {
+        bool pending;
+        LOOM_TRY(loom_fabric_finalize_saves(parallel->fabric, false, &pending));
+    }
     if (receive && !loom_parallel_model_config(parallel))
         return loom_fail(
             LOOM_ERR_ARGUMENT, "this module has no configuration that tells its vocabulary: logits cannot be given");

@@ -31,6 +31,9 @@ struct loom_fabric {
     loom_layout layout;
     loom_stage_split split; /* of the model created last; its layout is borrowed */
     loom_comm *groups[LOOM_GROUP_KIND_COUNT];
+    struct loom_checkpoint_io *io; /* [io_count], each around the next; io_ready of them, from the end, are set up */
+    int io_count, io_ready;
+    struct loom__save_end *save_end; /* what follows the save that goes on; NULL: nothing */
 };
 
 /* The list of this stage for steps of one size. */
@@ -100,6 +103,10 @@ struct loom_batches {
     int64_t last_microbatches;   /* of the last training step; 0 = there was none */
     loom_data_step_config sizes; /* of several loaders' steps in ramp-up, which the loaders do not know; else cleared */
 };
+
+/* The chain of the configuration's checkpoint_io, with the Megatron one inside. */
+loom_status loom__fabric_open_io(loom_fabric *fabric);
+void loom__fabric_close_io(loom_fabric *fabric);
 
 /* A copy of the filled rows, of the positions that this rank of the context group has, or of all (NULL);
  * loom_batch_destroy. */

@@ -594,9 +594,6 @@ static loom_status refuse(loom_rank *rank, void *argument) {
     loom_precision_config precision = loom_precision_config_default();
     int something = 0;
     (void)argument;
-    config.checkpoint_io = (const struct loom_checkpoint_io *)(void *)&something;
-    LOOM_TRY(refused(rank, &config, NULL, LOOM_ERR_UNSUPPORTED, "strategy.checkpoint_io"));
-    config = defaults(1);
     precision.fp8 = "hybrid";
     LOOM_TRY(refused(rank, &config, &precision, LOOM_ERR_UNSUPPORTED, "precision.fp8=hybrid"));
     precision.fp8 = NULL;

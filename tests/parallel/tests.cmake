@@ -18,6 +18,7 @@ foreach(ranks 2 3 4)
 endforeach()
 loom_mpi_test(a_message_of_2500_bytes_in_chunks_of_1000_arrives 3 parallel_mpi_collectives 1000)
 loom_mpi_test(trace 2 parallel_trace mpi)
+loom_mpi_test(checkpoint_io 2 parallel_checkpoint_io ${CMAKE_BINARY_DIR}/mpi-checkpoint_io)
 set_tests_properties(parallel.mpi_ends parallel.mpi_collectives PROPERTIES LABELS "parallel;mpi"
   ENVIRONMENT "${mpi_environment}")
 set_tests_properties(parallel.pipeline_steps PROPERTIES ENVIRONMENT MEGALOOM_MPIRUN=${MPIEXEC_EXECUTABLE})

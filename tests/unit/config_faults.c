@@ -357,19 +357,18 @@ TEST(what_is_not_built_is_refused_by_name) {
     expect_file("model: {architecture: t5}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:23: not supported yet: model.architecture=t5 (the architecture); what works: gpt2, llama, "
         "mistral, mixtral, qwen2, qwen3, gemma");
-    expect_file("checkpoint: {async_save: true}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:26: not supported yet: checkpoint.async_save=true (saving while training goes on); only false "
-        "works");
+    expect_file("checkpoint: {save_ckpt_format: zarr}\n", LOOM_ERR_UNSUPPORTED,
+        "run.yaml:1:32: not supported yet: checkpoint.save_ckpt_format=zarr (an outdated form, which Megatron-Core has "
+        "given up); what works: torch_dist");
     expect_file("strategy: {start_method: fork}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:26: not supported yet: strategy.start_method=fork (the launcher); what works: popen");
 }
 
 TEST(a_fault_outweighs_not_supported_yet) {
     (void)state;
-    expect_file("seed: x\ncheckpoint: {async_save: true}\n", LOOM_ERR_CONFIG,
+    expect_file("seed: x\nstrategy: {start_method: fork}\n", LOOM_ERR_CONFIG,
         "run.yaml:1:7: seed: found \"x\", expected an integer from 0 to 4294967295\n"
-        "run.yaml:2:26: not supported yet: checkpoint.async_save=true (saving while training goes on); only false "
-        "works");
+        "run.yaml:2:26: not supported yet: strategy.start_method=fork (the launcher); what works: popen");
 }
 
 TEST(fields_of_the_wrapper_that_is_not_used_are_named) {

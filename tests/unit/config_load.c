@@ -416,6 +416,18 @@ TEST(an_architecture_that_is_not_built_is_named_once) {
     loom_run_config_destroy(config);
 }
 
+TEST(the_best_checkpoints_need_a_validation_at_each) {
+    (void)state;
+    loom_run_config *config = load_with(sound, NULL, 0);
+    config->checkpoint.every = 6;
+    config->checkpoint.keep_best = 1;
+    config->validation.every = 4;
+    assert_int_equal(loom_run_config_check(config, 1), LOOM_ERR_CONFIG);
+    assert_non_null(strstr(loom_error_message(),
+        "checkpoint.keep_best: found 1 with checkpoint.every 6 and validation.every 4; expected"));
+    loom_run_config_destroy(config);
+}
+
 TEST(missing_required_fields_are_all_named) {
     (void)state;
     loom_run_config *config = load("");
@@ -605,6 +617,7 @@ int main(void) {
         cmocka_unit_test(blends_have_weights_or_none),
         cmocka_unit_test(every_size_of_a_rampup_is_checked_before_the_run),
         cmocka_unit_test(an_architecture_that_is_not_built_is_named_once),
+        cmocka_unit_test(the_best_checkpoints_need_a_validation_at_each),
         cmocka_unit_test(missing_required_fields_are_all_named),
         cmocka_unit_test(schedule_fields_are_checked_together),
         cmocka_unit_test(structs_made_in_code_are_checked_in_the_same_words),
