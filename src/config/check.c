@@ -50,6 +50,10 @@ static void check_ddp(const loom_megatron_strategy_config *strategy, loom__fault
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "strategy.ddp.overlap_param_gather: found true without strategy.ddp.use_distributed_optimizer, which "
             "gathers parameters; expected false");
+    if (!pytorch && ddp->align_grad_reduce && !ddp->overlap_grad_reduce)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.ddp.align_grad_reduce: found true without strategy.ddp.overlap_grad_reduce, whose reductions it "
+            "aligns; expected false");
     if (pytorch)
         check_unused_ddp(strategy, faults);
     const struct {

@@ -392,6 +392,12 @@ TEST(fields_of_the_wrapper_that_is_not_used_are_named) {
         "strategy.static_graph: only strategy.ddp pytorch uses it");
     config.bucket_cap_mb = 0;
     config.static_graph = false;
+    config.ddp_config.align_grad_reduce = true;
+    assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_ERR_CONFIG);
+    assert_non_null(strstr(loom_error_message(),
+        "strategy.ddp.align_grad_reduce: found true without strategy.ddp.overlap_grad_reduce, whose reductions it "
+        "aligns; expected false"));
+    config.ddp_config.overlap_grad_reduce = true;
     config.ddp_config.use_distributed_optimizer = true;
     config.ddp_config.num_distributed_optimizer_instances = 2;
     assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_OK);
