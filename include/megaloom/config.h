@@ -38,6 +38,9 @@ typedef struct loom_ddp_config {
                                   own; only with use_distributed_optimizer */
     bool align_param_gather;   /* these gathers all start after the update, on all stages; false: each when the one
                                   before it is wanted */
+    bool align_grad_reduce;    /* on a pipeline the reduction of a chunk starts on all stages at once, behind its last
+                                  backward; with it and align_param_gather its gathers do so in the next forward. Only
+                                  with overlap_grad_reduce */
     bool use_distributed_optimizer; /* a rank keeps state for, and updates, its shard of every bucket; same numbers */
     int64_t num_distributed_optimizer_instances; /* 1, or that of the strategy, which decides */
     bool check_for_nan_in_grad; /* default true: a NaN or infinity in a reduced bucket is an error that names it */

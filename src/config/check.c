@@ -11,6 +11,25 @@
 #include <megaloom/layout.h>
 #include <string.h>
 
+/* With pytorch there is no DDP configuration: a field of it that was set would count for nothing. */
+static void check_unused_ddp(const loom_megatron_strategy_config *strategy, loom__faults *faults) {
+    static const char section[] = "strategy.ddp.";
+    char found[64];
+    loom_run_config run = loom_run_config_default();
+    run.strategy = *strategy;
+    for (int64_t i = 0; i < loom__field_count; i++) {
+        const loom__field *field = &loom__fields[i];
+        if (strncmp(field->path, section, sizeof section - 1) != 0 || field->not_built ||
+            loom__field_is_default(field, &run))
+            continue;
+        loom__field_text(field, &run, found, sizeof found);
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "%s: found %s, expected %s with strategy.ddp pytorch, which has no DDP "
+            "configuration",
+            field->path, found, field->preset);
+    }
+}
+
 static void check_ddp(const loom_megatron_strategy_config *strategy, loom__faults *faults) {
     const loom_ddp_config *ddp = &strategy->ddp_config;
     bool pytorch = strategy->ddp && strcmp(strategy->ddp, "pytorch") == 0;
@@ -31,6 +50,12 @@ static void check_ddp(const loom_megatron_strategy_config *strategy, loom__fault
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "strategy.ddp.overlap_param_gather: found true without strategy.ddp.use_distributed_optimizer, which "
             "gathers parameters; expected false");
+    if (!pytorch && ddp->align_grad_reduce && !ddp->overlap_grad_reduce)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.ddp.align_grad_reduce: found true without strategy.ddp.overlap_grad_reduce, whose reductions it "
+            "aligns; expected false");
+    if (pytorch)
+        check_unused_ddp(strategy, faults);
     const struct {
         const char *name;
         bool set;

@@ -298,6 +298,7 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, DDP(overlap_grad_reduce), "false", DOC("reduce buckets while the backward goes on")),
     EXPAND(BOOL, DDP(overlap_param_gather), "false", DOC("gather parameters during the next forward")),
     EXPAND(BOOL, DDP(align_param_gather), "false", DOC("gathers all start at once, on all stages")),
+    EXPAND(BOOL, DDP(align_grad_reduce), "false", DOC("reductions of a chunk start at once, on all stages")),
     EXPAND(BOOL, DDP(use_distributed_optimizer), "false", DOC("each rank keeps and updates a shard")),
     EXPAND(INT, DDP(num_distributed_optimizer_instances), "1", FROM(1), DOC("1, or that of the strategy")),
     EXPAND(BOOL, DDP(check_for_nan_in_grad), "true", DOC("a NaN or infinity in a gradient is an error")),

@@ -39,6 +39,7 @@ typedef struct loom__ddp_options {
     bool overlap_param_gather;  /* gathers go on during the next forward (loom_parameter_ready waits); false: gather
                                    waits for them */
     bool align_param_gather;    /* all start at once; false: each when the one before it is wanted */
+    bool gathers_by_chunk;      /* loom__ddp_sync_parameters starts them, at the latest who wants them */
     /* PyTorch's wrapper: */
     int64_t first_bucket_size;   /* elements of the first bucket of a chunk; 0 = Megatron's rule */
     bool find_unused_parameters; /* a parameter that no tape of the last backward uses is ready from its beginning */
@@ -100,6 +101,12 @@ void loom__ddp_expect_last(loom__ddp *ddp, bool last);
  * they become ready in. Parameters that the ddp does not hold are ignored. What fails here is returned by
  * loom__ddp_finish. */
 void loom__ddp_parameter_ready(void *ddp, loom_parameter *parameter);
+/* Starts the reductions of this chunk and those behind it, whose last backwards are over, for schedules in which all
+ * stages do so at once (LOOM_INSTRUCTION_GRAD_SYNC). Nothing without overlap_grad_reduce. What fails here, and
+ * in the next one, is returned by loom__ddp_finish. */
+void loom__ddp_sync_gradients(loom__ddp *ddp, int64_t chunk);
+/* Starts the gathers of this chunk and those before it (LOOM_INSTRUCTION_PARAM_SYNC). */
+void loom__ddp_sync_parameters(loom__ddp *ddp, int64_t chunk);
 /* The backward of a microbatch is over on this rank, on all its chunks: where gradients have a NaN or an infinity now,
  * the messages about them name it. */
 void loom__ddp_note_microbatch(loom__ddp *ddp, int64_t microbatch);

@@ -29,9 +29,14 @@ static loom_status start_down_to(loom__ddp *ddp, loom__ddp_region *region, int64
     return LOOM_OK;
 }
 
-loom_status loom__ddp_start_gathers(loom__ddp *ddp) {
-    for (int kind = 0; kind < LOOM__DDP_KINDS; kind++)
-        LOOM_TRY(start_down_to(ddp, &ddp->region[kind], ddp->region[kind].first));
+loom_status loom__ddp_start_gathers(loom__ddp *ddp, int64_t chunk) {
+    for (int kind = 0; kind < LOOM__DDP_KINDS; kind++) {
+        loom__ddp_region *region = &ddp->region[kind];
+        int64_t index = region->end;
+        while (index > region->first && loom__ddp_chunk_of(ddp, index - 1) <= chunk)
+            index--;
+        LOOM_TRY(start_down_to(ddp, region, index));
+    }
     return LOOM_OK;
 }
 
@@ -93,6 +98,8 @@ loom_status loom__ddp_gather(loom__ddp *ddp) {
             expect_gathers(ddp, &ddp->region[kind]);
     if (!ddp->options.overlap_param_gather)
         return loom__ddp_wait_parameters(ddp);
+    if (ddp->options.gathers_by_chunk)
+        return LOOM_OK;
     for (int kind = 0; kind < LOOM__DDP_KINDS; kind++) {
         loom__ddp_region *region = &ddp->region[kind];
         bool one = !ddp->options.align_param_gather && region->gathers_left > region->first;
@@ -102,7 +109,7 @@ loom_status loom__ddp_gather(loom__ddp *ddp) {
 }
 
 loom_status loom__ddp_gather_gradients(loom__ddp *ddp) {
-    LOOM_TRY(loom__ddp_start_gathers(ddp));
+    LOOM_TRY(loom__ddp_start_gathers(ddp, ddp->chunks));
     for (int64_t i = 0; i < ddp->view.bucket_count; i++) {
         const loom__ddp_bucket *bucket = &ddp->view.buckets[i];
         const loom__ddp_share *share = loom__ddp_share_of(ddp, bucket);

@@ -84,7 +84,11 @@ void loom__ddp_expect_last(loom__ddp *ddp, bool last) {
     ddp->last = last;
     /* Reductions and gathers may share a group, on which all members must start them in one order. */
     if (last)
-        remember(ddp, loom__ddp_start_gathers(ddp));
+        remember(ddp, loom__ddp_start_gathers(ddp, ddp->chunks));
+}
+
+void loom__ddp_sync_parameters(loom__ddp *ddp, int64_t chunk) {
+    remember(ddp, loom__ddp_start_gathers(ddp, chunk));
 }
 
 /* A NaN in a backward spoils all that comes behind it, and last the first norm of a chunk, or its first bias: looking
@@ -228,6 +232,14 @@ static void start_ready_buckets(loom__ddp *ddp) {
     }
 }
 
+void loom__ddp_sync_gradients(loom__ddp *ddp, int64_t chunk) {
+    for (int kind = 0; kind < LOOM__DDP_KINDS && ddp->options.overlap_grad_reduce; kind++) {
+        loom__ddp_region *region = &ddp->region[kind];
+        while (region->next < region->end && loom__ddp_chunk_of(ddp, region->next) >= chunk)
+            start_bucket(ddp, region->next++);
+    }
+}
+
 static void mark_ready(loom__ddp *ddp, int64_t place) {
     ddp->ready[place] = true;
     ddp->states[ddp->view.places[place].bucket].waiting--;
@@ -291,7 +303,7 @@ static loom_status agree(const loom__ddp *ddp, loom_status status) {
 }
 
 loom_status loom__ddp_finish(loom__ddp *ddp) {
-    remember(ddp, loom__ddp_start_gathers(ddp));
+    remember(ddp, loom__ddp_start_gathers(ddp, ddp->chunks));
     for (int kind = 0; kind < LOOM__DDP_KINDS; kind++)
         while (ddp->region[kind].next < ddp->region[kind].end)
             start_bucket(ddp, ddp->region[kind].next++);

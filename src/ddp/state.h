@@ -67,8 +67,9 @@ int64_t loom__ddp_find_place(const loom__ddp *ddp, const loom_parameter *paramet
 void loom__ddp_add_span(loom__ddp *ddp, int64_t index, loom_span_kind kind, const loom__ddp_times *times);
 /* Waits for every reduction under way, also after one has failed. */
 loom_status loom__ddp_wait_reductions(loom__ddp *ddp);
-/* Starts the gathers that no use has asked for yet; before anything else is started on their group. */
-loom_status loom__ddp_start_gathers(loom__ddp *ddp);
+/* Starts the gathers of chunks up to this one that no use has asked for yet; of all chunks before anything else is
+ * started on their group. */
+loom_status loom__ddp_start_gathers(loom__ddp *ddp, int64_t chunk);
 /* Waits for those under way, whatever becomes of them. */
 void loom__ddp_drop_gathers(loom__ddp *ddp);
 
@@ -78,6 +79,11 @@ static inline const loom__ddp_share *loom__ddp_share_of(const loom__ddp *ddp, co
 
 static inline loom__ddp_region *loom__ddp_region_of(loom__ddp *ddp, int64_t index) {
     return &ddp->region[ddp->buckets[index].expert ? LOOM__DDP_EXPERT : LOOM__DDP_DENSE];
+}
+
+/* Of the model, to which all parameters of the bucket belong. */
+static inline int64_t loom__ddp_chunk_of(const loom__ddp *ddp, int64_t index) {
+    return ddp->parameters[ddp->buckets[index].first_place]->chunk;
 }
 
 /* Elements of the bucket that one shard holds. */

@@ -134,6 +134,7 @@ static const option options[] = {
     SAME("num-distributed-optimizer-instances", "strategy.num_distributed_optimizer_instances"),
     SETS("use-distributed-optimizer", "strategy.ddp.use_distributed_optimizer", "true"),
     SETS("overlap-grad-reduce", "strategy.ddp.overlap_grad_reduce", "true"),
+    SETS("no-align-grad-reduce", "strategy.ddp.align_grad_reduce", "false"),
     SETS("overlap-param-gather", "strategy.ddp.overlap_param_gather", "true"),
     SETS("align-param-gather", "strategy.ddp.align_param_gather", "true"),
     SAME("ddp-bucket-size", "strategy.ddp.bucket_size"),

@@ -379,6 +379,21 @@ static void sync(void *context, bool on) {
         loom__ddp_expect_last(work->parallel->ddp, on);
 }
 
+static void start_reductions(void *context, int64_t chunk) {
+    const step_work *work = context;
+    loom__ddp_sync_gradients(work->parallel->ddp, chunk);
+}
+
+static void start_gathers(void *context, int64_t chunk) {
+    const step_work *work = context;
+    loom__ddp_sync_parameters(work->parallel->ddp, chunk);
+}
+
+bool loom__aligns_reductions(const loom_parallel *parallel) {
+    const loom_fabric *fabric = parallel->fabric;
+    return !fabric->pytorch_ddp && fabric->config.ddp_config.align_grad_reduce && parallel->stages > 1;
+}
+
 /* ---- the step ---- */
 
 static bool same_schedule(const loom_schedule_config *a, const loom_schedule_config *b) {
@@ -397,6 +412,7 @@ static loom_status find_schedule(loom_parallel *parallel, const loom_step *step,
         .group = parallel->chunk_count > 1 ? strategy->microbatch_group_size_per_vp_stage : 0,
         .kind = training ? parallel->schedule : LOOM_SCHEDULE_1F1B,
         .forward_only = !training,
+        .align_sync = training && loom__aligns_reductions(parallel),
     };
     loom__step_schedule *schedule = training ? &parallel->training : &parallel->evaluation;
     *out = schedule;
@@ -436,6 +452,8 @@ static loom_status execute(step_work *work) {
         .forward = forward,
         .finished = finished,
         .sync = sync,
+        .grad_sync = start_reductions,
+        .param_sync = parallel->fabric->config.ddp_config.align_param_gather ? start_gathers : NULL,
         .parameter_ready = loom__ddp_parameter_ready,
         .ready_context = parallel->ddp,
     };

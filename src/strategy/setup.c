@@ -95,6 +95,8 @@ static loom__ddp_options megatron_options(const loom_parallel *parallel) {
         .expert_instance = sharded ? fabric->groups[LOOM_GROUP_INTRA_EDP] : NULL,
         .overlap_param_gather = config->overlap_param_gather,
         .align_param_gather = config->align_param_gather,
+        .gathers_by_chunk =
+            loom__aligns_reductions(parallel) && config->align_param_gather && parallel->chunk_count > 1,
     };
 }
 

@@ -119,6 +119,8 @@ void loom__infer_sizes(loom_step *step);
  * the model, for free(); NULL with one stage. Errors: LOOM_ERR_CONFIG; LOOM_ERR_UNSUPPORTED for a module that cannot be
  * cut, and for a schedule that has no chunks. Not collective. */
 loom_status loom__parallel_cut(loom_parallel *parallel, loom_stage **chunks);
+/* Whether schedules of training say when all stages start the reductions of a chunk. Not collective. */
+bool loom__aligns_reductions(const loom_parallel *parallel);
 /* All microbatches of a step through this rank's chunks, in the order of the schedule. seed is that of the loss
  * gradient; receive may be NULL. LOOM_END when the data end before the first. Collective over the stages and tensor
  * ranks. */

@@ -188,6 +188,74 @@ static loom_status await_sum(loom_comm *other, const test_parameters *set, int64
     return loom_agree(other, *reduced ? LOOM_OK : loom_fail(LOOM_ERR_TIMEOUT, "not reduced"));
 }
 
+/* The same of all values of a parameter, which nobody waits for by name. */
+static loom_status await_values(loom_comm *other, const loom_parameter *parameter, float wanted, int looks) {
+    for (int i = 0; i < looks; i++) {
+        int64_t missing = 0;
+        for (int64_t e = 0; e < parameter->shape[0]; e++)
+            missing += parameter->data[e] != wanted;
+        LOOM_TRY(loom_all_reduce(other, &missing, &missing, 1, LOOM_I64, LOOM_MAX));
+        if (!missing)
+            return LOOM_OK;
+    }
+    return loom_fail(LOOM_ERR_TIMEOUT, "%s is not gathered", parameter->name);
+}
+
+/* p0 to p2 are chunk 0, the others chunk 1, with a bucket each. */
+static loom_status start_by_chunks(loom_rank *rank, void *argument) {
+    const loom__ddp_options *options = argument;
+    int me = loom_rank_index(rank), size = loom_rank_count(rank), all[] = {0, 1, 2};
+    loom_comm *data, *other = loom_rank_world(rank);
+    test_parameters set;
+    loom__ddp *ddp;
+    bool reduced;
+    test_parameters_create(&set, counts, COUNT, 1.0f);
+    for (int64_t p = 0; p < COUNT; p++)
+        set.list[p]->chunk = p / 3;
+    LOOM_TRY(loom_group_create(rank, "data", all, size, &data));
+    LOOM_TRY(loom__ddp_create(rank, options, set.list, COUNT, data, &ddp));
+    const loom__ddp_view *view = loom__ddp_view_of(ddp);
+    if (options->gathers_by_chunk) {
+        for (int64_t place = 0; place < COUNT; place++)
+            for (int64_t e = 0; e < view->parts[place].count; e++)
+                view->data[view->parts[place].start + e] = 7;
+        LOOM_TRY(loom__ddp_gather(ddp));
+        loom__ddp_sync_parameters(ddp, 0);
+        for (int64_t p = 0; p < 3; p++)
+            LOOM_TRY(await_values(other, set.list[p], 7, LOOKS));
+        CHECK(await_values(other, set.list[3], 7, 20) == LOOM_ERR_TIMEOUT, "chunk 1 is gathered before its time");
+        loom__ddp_sync_parameters(ddp, 1);
+        LOOM_TRY(await_values(other, set.list[COUNT - 1], 7, LOOKS));
+        LOOM_TRY(loom__ddp_wait_parameters(ddp));
+    }
+    loom__ddp_begin_step(ddp);
+    for (int64_t chunk = 1; chunk >= 0; chunk--) {
+        int64_t first = 3 * chunk;
+        for (int64_t p = first + 2; p >= first; p--) {
+            write_known(&set, p, me);
+            loom__ddp_parameter_ready(ddp, set.list[p]);
+        }
+        LOOM_TRY(loom_barrier(other));
+        CHECK(set.list[first + 2]->grad[0] == (float)(1000 * (first + 2) * (me + 1)), "reduced before its time");
+        loom__ddp_sync_gradients(ddp, chunk);
+        if (!options->use_distributed_optimizer)
+            LOOM_TRY(await_sum(other, &set, first + 2, size, &reduced));
+    }
+    LOOM_TRY(loom__ddp_finish(ddp));
+    loom__ddp_destroy(ddp);
+    test_parameters_destroy(&set);
+    return LOOM_OK;
+}
+
+static void collectives_of_a_chunk_start_when_a_schedule_says_so(void **state) {
+    (void)state;
+    loom__ddp_options options = {.overlap_grad_reduce = true, .bucket_size = 1};
+    must_run(3, start_by_chunks, &options);
+    options.use_distributed_optimizer = options.overlap_param_gather = true;
+    options.align_param_gather = options.gathers_by_chunk = true;
+    must_run(3, start_by_chunks, &options);
+}
+
 static loom_status reduce_during_backward(loom_rank *rank, void *argument) {
     const loom__ddp_options *options = argument;
     int me = loom_rank_index(rank), size = loom_rank_count(rank), all[] = {0, 1, 2};
@@ -443,6 +511,7 @@ int main(void) {
         cmocka_unit_test(four_ranks_keep_a_quarter_of_the_state_each),
         cmocka_unit_test(tied_copies_of_two_stages_have_one_norm_and_stay_equal),
         cmocka_unit_test(buckets_are_reduced_before_the_backward_has_ended),
+        cmocka_unit_test(collectives_of_a_chunk_start_when_a_schedule_says_so),
         cmocka_unit_test(a_forward_waits_for_the_parameters_that_it_reads_and_no_others),
         cmocka_unit_test(a_buffer_may_go_while_its_parameters_are_gathered),
         cmocka_unit_test(instances_that_are_not_consecutive_are_refused),

@@ -8,12 +8,13 @@ static void must_equal_plain(const pipe_case *cases, size_t count) {
         pipe_case plain = cases[i];
         plain.overlap = false;
         pipe_result wanted = pipe_run(&plain);
-        for (int variant = 0; variant < 4; variant++) {
+        for (int variant = 0; variant < 6; variant++) {
             pipe_case sharded = cases[i];
             sharded.sharded = true;
             sharded.overlap = cases[i].overlap || variant > 0;
             sharded.gather = variant > 1;
-            sharded.align = variant > 2;
+            sharded.align = variant == 3 || variant == 5;
+            sharded.align_reduction = variant > 3;
             pipe_result found = pipe_run(&sharded);
             pipe_must_be_equal(&sharded, &found, &wanted);
         }

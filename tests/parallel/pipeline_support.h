@@ -17,6 +17,7 @@ typedef struct pipe_case {
     int64_t first, last;         /* layers of the first and the last stage; 0 = as all */
     bool balanced, sp, overlap;  /* overlap: gradients reduced while the backward goes on, in small buckets */
     bool sharded, gather, align; /* the distributed optimizer; its gathers during the forward, all at once */
+    bool align_reduction;        /* reductions of a chunk begin on all stages at once */
     int64_t instances;           /* of it; 0 = 1 */
     bool pytorch;                /* the wrapper; find_unused, fixed: its find_unused_parameters and static_graph */
     bool find_unused, fixed, average;
@@ -36,12 +37,12 @@ typedef struct pipe_result {
 } pipe_result;
 
 static inline const char *pipe_name(const pipe_case *c, char text[PIPE_TEXT]) {
-    snprintf(text, PIPE_TEXT, "ranks %d tp %d pp %d vpp %d %s %s micro %lld of %lld, %lld layers%s%s%s%s%s%s%s%s%s",
+    snprintf(text, PIPE_TEXT, "ranks %d tp %d pp %d vpp %d %s %s micro %lld of %lld, %lld layers%s%s%s%s%s%s%s%s%s%s",
         c->ranks, c->tp, c->pp, c->vpp, c->stages ? c->stages : "", c->schedule ? c->schedule : "", (long long)c->micro,
         (long long)c->global, (long long)c->layers, c->overlap ? " overlap" : "", c->sharded ? " sharded" : "",
-        c->gather ? " gather" : "", c->align ? " aligned" : "", c->instances > 1 ? " instances" : "",
-        c->pytorch ? " pytorch" : "", c->precision ? " " : "", c->precision ? c->precision : "",
-        c->narrow_reduction ? " narrow" : "");
+        c->gather ? " gather" : "", c->align ? " aligned" : "", c->align_reduction ? " aligned reduction" : "",
+        c->instances > 1 ? " instances" : "", c->pytorch ? " pytorch" : "", c->precision ? " " : "",
+        c->precision ? c->precision : "", c->narrow_reduction ? " narrow" : "");
     return text;
 }
 
@@ -72,6 +73,7 @@ static inline loom_megatron_strategy_config pipe_strategy(const pipe_case *c) {
     strategy.ddp_config.use_distributed_optimizer = c->sharded;
     strategy.ddp_config.overlap_param_gather = c->gather;
     strategy.ddp_config.align_param_gather = c->align;
+    strategy.ddp_config.align_grad_reduce = c->align_reduction;
     strategy.num_distributed_optimizer_instances = c->instances ? c->instances : 1;
     if (c->pytorch) {
         strategy.ddp = "pytorch";

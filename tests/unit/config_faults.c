@@ -391,12 +391,33 @@ TEST(fields_of_the_wrapper_that_is_not_used_are_named) {
         "strategy.static_graph: only strategy.ddp pytorch uses it");
     config.bucket_cap_mb = 0;
     config.static_graph = false;
+    config.ddp_config.align_grad_reduce = true;
+    assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_ERR_CONFIG);
+    assert_non_null(strstr(loom_error_message(),
+        "strategy.ddp.align_grad_reduce: found true without strategy.ddp.overlap_grad_reduce, whose reductions it "
+        "aligns; expected false"));
+    config.ddp_config.overlap_grad_reduce = true;
     config.ddp_config.use_distributed_optimizer = true;
     config.ddp_config.num_distributed_optimizer_instances = 2;
     assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_OK);
     config = loom_megatron_strategy_config_default();
     config.ddp = "pytorch";
     config.find_unused_parameters = config.gradient_as_bucket_view = true;
+    assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_OK);
+}
+
+TEST(ddp_fields_beside_pytorch_are_refused_not_ignored) {
+    (void)state;
+    loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
+    config.ddp = "pytorch";
+    config.ddp_config.bucket_size = 4;
+    config.ddp_config.check_for_nan_in_grad = false;
+    assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_ERR_CONFIG);
+    assert_string_equal(loom_error_message(),
+        "strategy.ddp.check_for_nan_in_grad: found false, expected true with strategy.ddp pytorch, which has no DDP "
+        "configuration\n"
+        "strategy.ddp.bucket_size: found 4, expected null with strategy.ddp pytorch, which has no DDP configuration");
+    config.ddp = "megatron";
     assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_OK);
 }
 
@@ -470,6 +491,7 @@ int main(void) {
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
         cmocka_unit_test(a_fault_outweighs_not_supported_yet),
         cmocka_unit_test(fields_of_the_wrapper_that_is_not_used_are_named),
+        cmocka_unit_test(ddp_fields_beside_pytorch_are_refused_not_ignored),
         cmocka_unit_test(override_faults_are_named),
         cmocka_unit_test(a_missing_file_is_named),
     };
