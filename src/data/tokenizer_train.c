@@ -101,7 +101,7 @@ static loom_status count_word(void *context, const char *word, size_t bytes) {
 
 static loom_status count_json(training *t, const char *line, size_t bytes, int64_t *documents) {
     json_t *object;
-    LOOM_TRY(loom__json_line_parse(line, bytes, &object));
+    LOOM_TRY(loom__json_line_parse(line, bytes, false, &object));
     loom_status status = LOOM_OK;
     for (int64_t k = 0; object && k < t->key_count && status == LOOM_OK; k++) {
         const char *text;
