@@ -300,6 +300,7 @@ static loom_status check(const training *t) {
             MOST_TOKENS);
     if (config->pattern != LOOM_PATTERN_GPT2 && config->pattern != LOOM_PATTERN_LLAMA3)
         return loom_fail(LOOM_ERR_ARGUMENT, "pattern is %d, expected 0 (GPT-2's) or 1 (Llama 3's)", config->pattern);
+    LOOM_TRY(loom__new_file_check(config->output));
     return loom__text_check_separator(config->format, config->separator);
 }
 
