@@ -150,8 +150,9 @@ static loom_status count_words(training *t) {
     }
     t->result.words = t->words.count;
     if (t->words.count == 0)
-        return loom_fail(LOOM_ERR_NOT_FOUND, "no text found: %lld files, %lld invalid documents",
-            (long long)t->files.count, (long long)t->result.invalid);
+        return loom_fail(LOOM_ERR_NOT_FOUND, "%s%s: no text found: %lld file%s, %lld invalid documents",
+            t->config.inputs[0], t->config.input_count > 1 ? " and further inputs" : "", (long long)t->files.count,
+            t->files.count == 1 ? "" : "s", (long long)t->result.invalid);
     return LOOM_OK;
 }
 
