@@ -5,7 +5,7 @@
  * equal). */
 #include "base/faults.h"
 #include "layout/layout.h"
-#include "layout/legal.h"
+#include "base/legal.h"
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>

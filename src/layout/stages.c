@@ -4,7 +4,7 @@
  * of depth hold the layers 0, 1, … once each, whatever the way. */
 #include "base/faults.h"
 #include "layout/layout.h"
-#include "layout/legal.h"
+#include "base/legal.h"
 #include "layout/stages_text.h"
 #include <inttypes.h>
 #include <megaloom/stages.h>

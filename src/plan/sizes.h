@@ -27,9 +27,6 @@ typedef struct loom__plan_sizes {
 loom_status loom__plan_sizes_make(const loom_run_config *config, int64_t world_size, loom__plan_sizes *sizes);
 void loom__plan_sizes_free(loom__plan_sizes *sizes);
 
-/* Whether the layer has experts in place of an MLP. */
-bool loom__plan_has_experts(const loom__plan_sizes *sizes, int64_t layer);
-int64_t loom__plan_expert_width(const loom__plan_sizes *sizes);
 /* The stage's chunk. */
 const loom_stage *loom__plan_chunk_of(const loom__plan_sizes *sizes, int64_t stage, int64_t chunk);
 /* Layers of a chunk: *with_experts of them have experts. */

@@ -430,7 +430,7 @@ static int64_t expert_bytes(const walk *w, int64_t width) {
 static int mixture(walk *w, tape *t, int x) {
     const loom__plan_sizes *s = w->sizes;
     const loom_moe_config *moe = &s->model.moe;
-    int64_t f = loom__plan_expert_width(s) / s->etp, h = s->model.hidden_size;
+    int64_t f = s->model.moe.moe_ffn_hidden_size / s->etp, h = s->model.hidden_size;
     int64_t shared = moe->moe_shared_expert_intermediate_size / s->tp;
     int router = make(w, PASSING, 4 * s->own_rows * (moe->num_moe_experts + moe->moe_router_topk));
     int permuted = make(w, PASSING, expert_bytes(w, h)), wide = make(w, PASSING, expert_bytes(w, gates(w) * f));
@@ -452,7 +452,7 @@ static int mixture(walk *w, tape *t, int x) {
 
 static void mixture_backward(walk *w, tape *t, node *n) {
     const loom__plan_sizes *s = w->sizes;
-    int64_t f = loom__plan_expert_width(s) / s->etp, h = s->model.hidden_size;
+    int64_t f = s->model.moe.moe_ffn_hidden_size / s->etp, h = s->model.hidden_size;
     int64_t wide_bytes = expert_bytes(w, gates(w) * f);
     int remade[4] = {-1, -1, -1, -1};
     if (s->model.moe.moe_layer_recompute) {
