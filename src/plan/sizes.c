@@ -124,3 +124,23 @@ int64_t loom__plan_count_layers(const loom__plan_sizes *sizes, const loom_stage 
         *with_experts += loom__layer_has_experts(&sizes->model, chunk->first_layer + i);
     return chunk->layers;
 }
+
+int64_t loom__plan_layers_behind_experts(const loom__plan_sizes *sizes, const loom_stage *chunk) {
+    int64_t behind = 0;
+    while (behind < chunk->layers &&
+           !loom__layer_has_experts(&sizes->model, chunk->first_layer + chunk->layers - 1 - behind))
+        behind++;
+    return behind;
+}
+
+int64_t loom__plan_routed_rows(const loom__plan_sizes *sizes) {
+    const loom_moe_config *moe = &sizes->model.moe;
+    int64_t choices = sizes->own_rows * moe->moe_router_topk;
+    double factor = moe->moe_expert_capacity_factor;
+    bool limited = factor > 0 && (factor < 1 || moe->moe_pad_expert_input_to_capacity);
+    if (!limited)
+        return choices;
+    int64_t capacity = loom__expert_capacity(choices, moe->num_moe_experts, factor, 0);
+    capacity = capacity < sizes->own_rows ? capacity : sizes->own_rows;
+    return capacity * moe->num_moe_experts;
+}
