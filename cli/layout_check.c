@@ -278,8 +278,8 @@ static loom_run_config plain_of(const loom_run_config *config) {
     loom_megatron_strategy_config none = loom_megatron_strategy_config_default();
     loom_run_config plain = *config;
     const loom_megatron_strategy_config *s = &config->strategy;
-    int64_t copies = config->ranks /
-                     (s->tensor_model_parallel_size * s->pipeline_model_parallel_size * s->context_parallel_size);
+    int64_t copies =
+        config->ranks / (s->tensor_model_parallel_size * s->pipeline_model_parallel_size * s->context_parallel_size);
     none.timeout = s->timeout;
     plain.strategy = none;
     plain.ranks = 1;

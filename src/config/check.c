@@ -286,10 +286,10 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
         loom__check_add_part(faults, loom__model_config_complete_planned(&model, tp, sequence_parallel));
     if (faults->count > before)
         return;
-    loom__check_add_part(faults,
-        loom__model_config_check_context(&model, tp, strategy->context_parallel_size, sequence_parallel));
-    loom__check_add_part(faults,
-        loom__model_config_check_expert_ranks(&model, strategy->expert_model_parallel_size, etp ? etp : tp));
+    loom__check_add_part(
+        faults, loom__model_config_check_context(&model, tp, strategy->context_parallel_size, sequence_parallel));
+    loom__check_add_part(
+        faults, loom__model_config_check_expert_ranks(&model, strategy->expert_model_parallel_size, etp ? etp : tp));
 }
 
 loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *strategy, int64_t world_size) {

@@ -34,11 +34,8 @@ static loom_status find_ledger(
     if (all->count == all->capacity)
         return loom_fail(LOOM_ERR_INTERNAL, "a plan has more kinds of chunks than chunks");
     struct entry *made = &all->entries[all->count];
-    *made = (struct entry){.layers = layers,
-        .experts = experts,
-        .behind = behind,
-        .embedding = chunk->embedding,
-        .loss = chunk->loss};
+    *made = (struct entry){
+        .layers = layers, .experts = experts, .behind = behind, .embedding = chunk->embedding, .loss = chunk->loss};
     bool split = sizes->schedule.kind == LOOM_SCHEDULE_ZERO_BUBBLE;
     LOOM_TRY(loom__plan_ledger_make(sizes, chunk, split, &made->ledger));
     all->count++;
@@ -75,6 +72,7 @@ static loom_plan_memory lasting(const loom__plan_sizes *sizes, const loom__plan_
         .buffers = 4.0 * (double)held->partial};
     if (sizes->width < 4 && !precision->grad_reduce_in_fp32 && sizes->dp * sizes->cp > 1)
         memory.buffers += buffer(held->buffer, sizes->width);
+    memory.reductions = memory.buffers;
     return memory;
 }
 

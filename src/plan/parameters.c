@@ -36,8 +36,7 @@ static void add_descriptor(const loom__plan_sizes *sizes, const loom__model_spec
 static void sort_in(const loom__plan_sizes *sizes, const loom__model_spec *spec, loom__plan_model *model) {
     for (int64_t i = 0; i < spec->count; i++) {
         const loom__parameter_descriptor *parameter = &spec->parameters[i];
-        loom__plan_parameters *layer =
-            loom__layer_has_experts(&spec->config, 0) ? &model->expert_layer : &model->layer;
+        loom__plan_parameters *layer = loom__layer_has_experts(&spec->config, 0) ? &model->expert_layer : &model->layer;
         add_descriptor(sizes, spec, parameter,
             parameter->place == LOOM__PLACE_EMBEDDING ? &model->embedding
             : parameter->place == LOOM__PLACE_HEAD    ? &model->head

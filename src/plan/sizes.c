@@ -14,7 +14,8 @@ static loom_status complete(const loom_run_config *config, loom_model_config *mo
             "not supported yet: a plan of encoder-decoder models (%s); what works: decoder-only models",
             strategy->encoder_pipeline_model_parallel_size > 0 ? "strategy.encoder_pipeline_model_parallel_size"
                                                                : "model.architecture=t5");
-    return loom__model_config_complete_planned(model, strategy->tensor_model_parallel_size, strategy->sequence_parallel);
+    return loom__model_config_complete_planned(
+        model, strategy->tensor_model_parallel_size, strategy->sequence_parallel);
 }
 
 static loom_status make_schedule(loom__plan_sizes *sizes) {

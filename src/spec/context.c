@@ -66,8 +66,8 @@ loom_status loom__model_config_check_context(
         return LOOM_OK;
     loom__faults_begin(&faults);
     if (!heads && !loom__context_type_is(config, "p2p") && !loom__context_type_is(config, "all_gather"))
-        loom__faults_add(&faults, LOOM_ERR_CONFIG,
-            "cp_comm_type is \"%s\": expected p2p, all_gather, a2a or a2a+p2p", parallel->cp_comm_type);
+        loom__faults_add(&faults, LOOM_ERR_CONFIG, "cp_comm_type is \"%s\": expected p2p, all_gather, a2a or a2a+p2p",
+            parallel->cp_comm_type);
     check_length(&faults, config->seq_length, tp, cp, sequence_parallel);
     check_levels(&faults, sizes, cp, levels);
     if (heads && (!levels || sizes[0] > 0))

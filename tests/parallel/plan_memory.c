@@ -9,8 +9,8 @@
 
 enum { FIELDS = 16, STEPS = 2 };
 /* Padded to their capacity, experts get rows as evenly as the plan has them. */
-#define EXPERTS                                                                                                       \
-    "model.num_moe_experts=4", "model.moe_ffn_hidden_size=352", "model.moe_expert_capacity_factor=1",                 \
+#define EXPERTS                                                                                                        \
+    "model.num_moe_experts=4", "model.moe_ffn_hidden_size=352", "model.moe_expert_capacity_factor=1",                  \
         "model.moe_pad_expert_input_to_capacity=true"
 
 static const char *const common[] = {"steps=2", "model.architecture=llama", "model.num_layers=8",
@@ -50,8 +50,8 @@ static const memory_case cases[] = {
     {"context, gathered, bf16",
         {"ranks=2", "strategy.context_parallel_size=2", "model.cp_comm_type=all_gather", "precision=bf16-mixed"}},
     {"context, by heads", {"ranks=2", "strategy.context_parallel_size=2", "model.cp_comm_type=a2a"}},
-    {"context, ring, bf16, selective recomputation", {"ranks=2", "strategy.context_parallel_size=2",
-                                                         "precision=bf16-mixed", "model.recompute=selective"}},
+    {"context, ring, bf16, selective recomputation",
+        {"ranks=2", "strategy.context_parallel_size=2", "precision=bf16-mixed", "model.recompute=selective"}},
     {"context in two levels with tensor and pipeline",
         {"ranks=16", "strategy.context_parallel_size=4", "model.cp_comm_type=a2a+p2p",
             "model.hierarchical_context_parallel_sizes=[2, 2]", "strategy.tensor_model_parallel_size=2",
@@ -63,8 +63,8 @@ static const memory_case cases[] = {
         {"ranks=4", EXPERTS, "strategy.tensor_model_parallel_size=2", "strategy.sequence_parallel=true",
             "strategy.expert_model_parallel_size=2", "strategy.ddp.use_distributed_optimizer=true"}},
     {"experts in bf16, a shared one, layers without, recomputed",
-        {"ranks=4", EXPERTS, "strategy.expert_model_parallel_size=2", "precision=bf16-mixed",
-            "model.moe_layer_freq=2", "model.moe_shared_expert_intermediate_size=352", "model.recompute=full"}},
+        {"ranks=4", EXPERTS, "strategy.expert_model_parallel_size=2", "precision=bf16-mixed", "model.moe_layer_freq=2",
+            "model.moe_shared_expert_intermediate_size=352", "model.recompute=full"}},
     {"qwen3 in bf16, deep", {"ranks=1", "model.architecture=qwen3", "precision=bf16-mixed", "model.num_layers=12"}},
 };
 enum { CASES = sizeof cases / sizeof *cases };
