@@ -82,8 +82,8 @@ loom_status loom__gpt_share_sequence(const loom__gpt *gpt, const loom_batch *bat
     int64_t inner = heads ? loom_comm_size(inner_group) : 1, members = cp / inner, chunks = 2 * inner;
     int64_t documents = heads && batch->document_start ? m->b * m->s * inner : 0;
     m->heads_group = heads && inner > 1 ? inner_group : NULL;
-    memory *made = calloc(
-        1, sizeof *made + (size_t)(members * chunks) * sizeof(int64_t) + (size_t)documents * sizeof(int32_t));
+    memory *made =
+        calloc(1, sizeof *made + (size_t)(members * chunks) * sizeof(int64_t) + (size_t)documents * sizeof(int32_t));
     if (!made)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a microbatch");
     m->context_memory = made;
