@@ -84,6 +84,10 @@ static void what_cannot_be_shared_is_refused_with_its_numbers(void **state) {
     expect_refusal((shared_case){.ranks = 2, .tp = 2, .experts = 4}, "needs sequence_parallel true");
     expect_refusal((shared_case){.ranks = 1, .experts = 4, .topk = 5}, "moe_router_topk is 5");
     expect_refusal((shared_case){.ranks = 1, .experts = 4, .topk = 1}, "moe_router_pre_softmax");
+    expect_refusal((shared_case){.ranks = 1, .experts = 4, .balance = "global_aux_loss"},
+        "not supported yet: moe_router_load_balancing_type global_aux_loss; what works: aux_loss, seq_aux_loss");
+    expect_refusal(
+        (shared_case){.ranks = 1, .experts = 4, .dispatcher = "ring"}, "found ring, expected one of alltoall");
     expect_refusal((shared_case){.ranks = 2, .ep = 2}, "expected 1 for a model without experts");
 }
 

@@ -5,7 +5,7 @@
 
 enum { POSITIONS = 48, ROWS = 3, MADE = 40, SEEDS = 4 };
 
-typedef enum model_kind { GPT2, LLAMA_GROUPS, LLAMA_WINDOW, KINDS } model_kind;
+typedef enum model_kind { GPT2, LLAMA_GROUPS, LLAMA_WINDOW, EXPERTS, KINDS } model_kind;
 
 /* Initial weights so large that the logits are far from equal, and tokens hang on those before them. */
 static loom_model_config config_of(model_kind kind) {
@@ -19,6 +19,7 @@ static loom_model_config config_of(model_kind kind) {
         config.vocab_size = SMALL_VOCABULARY;
         config.make_vocab_size_divisible_by = 4;
         config.window_size = kind == LLAMA_WINDOW ? 5 : 0;
+        config.moe.num_moe_experts = kind == EXPERTS ? 4 : 0;
     }
     config.seq_length = POSITIONS;
     config.max_position_embeddings = POSITIONS;
@@ -33,7 +34,7 @@ static loom_status start(loom_rank *rank, model_kind kind, small_run *run) {
     int world = loom_rank_count(rank);
     *run = (small_run){0};
     strategy.tensor_model_parallel_size = world;
-    strategy.sequence_parallel = world == 2;
+    strategy.sequence_parallel = world == 2 || (world > 1 && kind == EXPERTS);
     config.replicate_query_groups = world > config.num_query_groups;
     LOOM_TRY(loom_fabric_create(rank, &strategy, NULL, &run->fabric));
     LOOM_TRY(loom_fabric_launch(run->fabric));
