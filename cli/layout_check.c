@@ -126,6 +126,16 @@ static loom_status record_number(run *r, kind of, double value) {
     return LOOM_OK;
 }
 
+/* Where local row `row` of `rows` lies in a sequence that context ranks share in two chunks each. */
+static int64_t position_of(const run *r, int64_t row, int64_t rows) {
+    const loom_comm *context = loom_fabric_group(r->fabric, LOOM_GROUP_CP);
+    int64_t cp = loom_comm_size(context), begin[2];
+    if (cp == 1)
+        return row;
+    loom_layout_context_chunks(rows * cp, cp, loom_comm_rank(context), begin);
+    return row < rows / 2 ? begin[0] + row : begin[1] + row - rows / 2;
+}
+
 /* The residual stream, which each layer gives out twice, of this rank's part of the samples and positions. */
 static loom_status observe(
     void *context, const loom_batch *batch, const char *scope, const char *operation, loom_tensor *output) {
@@ -142,9 +152,11 @@ static loom_status observe(
     if (!cut && !r->first_of_tensor)
         return LOOM_OK;
     double *sketch = r->activations + (layer * SITES + site) * BUCKETS;
+    int64_t whole = batch->s * loom_comm_size(loom_fabric_group(r->fabric, LOOM_GROUP_CP));
     for (int64_t t = 0; t < s; t++)
         for (int64_t row = 0; row < rows && row < batch->b; row++) {
-            uint64_t place = ((uint64_t)batch->sample[row] * (uint64_t)batch->s + (uint64_t)(offset + t)) * (uint64_t)h;
+            uint64_t position = (uint64_t)position_of(r, offset + t, batch->s);
+            uint64_t place = ((uint64_t)batch->sample[row] * (uint64_t)whole + position) * (uint64_t)h;
             for (int64_t c = 0; c < h; c++)
                 add_to(sketch, place + (uint64_t)c, widen(output->dtype, output->data, (t * rows + row) * h + c));
         }
@@ -265,7 +277,8 @@ static loom_run_config plain_of(const loom_run_config *config) {
     loom_megatron_strategy_config none = loom_megatron_strategy_config_default();
     loom_run_config plain = *config;
     const loom_megatron_strategy_config *s = &config->strategy;
-    int64_t copies = config->ranks / (s->tensor_model_parallel_size * s->pipeline_model_parallel_size);
+    int64_t copies =
+        config->ranks / (s->tensor_model_parallel_size * s->pipeline_model_parallel_size * s->context_parallel_size);
     none.timeout = s->timeout;
     plain.strategy = none;
     plain.ranks = 1;

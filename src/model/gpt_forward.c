@@ -22,7 +22,7 @@ static bool plain_positions(const loom__gpt *gpt, const loom_batch *batch) {
     return true;
 }
 
-loom__router_options loom__gpt_router(const loom__gpt *gpt, bool training, double own_loss_scale) {
+loom__router_options loom__gpt_router_options(const loom__gpt *gpt, bool training, double own_loss_scale) {
     const loom_module_environment *environment = &gpt->environment;
     const loom_moe_config *moe = &gpt->config.moe;
     const char *type = moe->moe_router_load_balancing_type ? moe->moe_router_load_balancing_type : "aux_loss";
@@ -65,7 +65,7 @@ static loom_status make_microbatch(const loom__gpt *gpt, const loom_forward *for
         .document_start = batch->document_start,
         .rope = gpt->rope,
     };
-    m->router = loom__gpt_router(gpt, forward->training, forward->own_loss_scale);
+    m->router = loom__gpt_router_options(gpt, forward->training, forward->own_loss_scale);
     loom_status status = loom__gpt_share_sequence(gpt, batch, m);
     if (status) {
         loom__microbatch_release(m);
