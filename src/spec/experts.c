@@ -33,8 +33,9 @@ loom__router loom__model_router(const loom_model_config *config) {
     };
 }
 
-/* One of the names, or NULL for the first. */
-static void check_name(loom__faults *faults, const char *field, const char *found, const char *const *names) {
+/* One of the names, or NULL for the first; `unbuilt` is one that Megatron has besides. */
+static void check_name(
+    loom__faults *faults, const char *field, const char *found, const char *unbuilt, const char *const *names) {
     char list[128] = "";
     for (int i = 0; names[i]; i++) {
         if (!found || strcmp(found, names[i]) == 0)
@@ -42,21 +43,23 @@ static void check_name(loom__faults *faults, const char *field, const char *foun
         strncat(list, i ? ", " : "", sizeof list - strlen(list) - 1);
         strncat(list, names[i], sizeof list - strlen(list) - 1);
     }
-    loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: found %s, expected one of %s", field, found, list);
+    if (unbuilt && strcmp(found, unbuilt) == 0)
+        loom__faults_add(
+            faults, LOOM_ERR_UNSUPPORTED, "not supported yet: %s %s; what works: %s", field, unbuilt, list);
+    else
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: found %s, expected one of %s", field, found, list);
 }
 
 static void check_names(loom__faults *faults, const loom_moe_config *moe) {
-    check_name(faults, "moe_router_score_function", moe->moe_router_score_function,
+    check_name(faults, "moe_router_score_function", moe->moe_router_score_function, NULL,
         (const char *const[]){"softmax", "sigmoid", NULL});
-    check_name(faults, "moe_router_load_balancing_type", moe->moe_router_load_balancing_type,
+    check_name(faults, "moe_router_load_balancing_type", moe->moe_router_load_balancing_type, "global_aux_loss",
         (const char *const[]){"aux_loss", "seq_aux_loss", "sinkhorn", "none", NULL});
-    check_name(
-        faults, "moe_token_drop_policy", moe->moe_token_drop_policy, (const char *const[]){"probs", "position", NULL});
-    check_name(faults, "moe_token_dispatcher_type", moe->moe_token_dispatcher_type,
+    check_name(faults, "moe_token_drop_policy", moe->moe_token_drop_policy, NULL,
+        (const char *const[]){"probs", "position", NULL});
+    check_name(faults, "moe_token_dispatcher_type", moe->moe_token_dispatcher_type, "flex",
         (const char *const[]){"alltoall", "allgather", NULL});
-    check_name(faults, "moe_router_dtype", moe->moe_router_dtype, (const char *const[]){"fp32", "fp64", NULL});
-    if (is(moe->moe_router_dtype, "fp32", "fp64"))
-        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED, "not supported yet: moe_router_dtype fp64; only fp32 works");
+    check_name(faults, "moe_router_dtype", moe->moe_router_dtype, "fp64", (const char *const[]){"fp32", NULL});
 }
 
 void loom__model_config_complete_experts(
