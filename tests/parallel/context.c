@@ -45,6 +45,9 @@ static void other_parallelism_goes_along(void **state) {
  */
 static void memory_falls_with_the_number_of_context_ranks(void **state) {
     (void)state;
+    /* Sequences long enough to tell are too long for a sanitizer, which changes no size of these. */
+    if (FEW > 1)
+        skip();
     const shared_case alone = {.length = 768};
     double whole = (double)run_it(&alone).high_water;
     static const char *const types[] = {"p2p", "a2a", "all_gather"};
