@@ -36,7 +36,6 @@ static const loom_checkpoint_tensor *tensor_of(const loom__archive *a, int64_t n
 }
 
 static loom_status list_tensors(loom__archive *a, bool weights_only) {
-    static const char optimizer[] = "optimizer.";
     int64_t count = loom_checkpoint_get_info(a->checkpoint)->tensors;
     a->tensors = calloc((size_t)count + 1, sizeof *a->tensors);
     a->chunks = calloc((size_t)count + 1, sizeof(loom__stored_chunk *));
@@ -45,7 +44,7 @@ static loom_status list_tensors(loom__archive *a, bool weights_only) {
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld tensors", (long long)count);
     for (int64_t i = 0; i < count; i++) {
         const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(a->checkpoint, i);
-        if (weights_only && strncmp(tensor->name, optimizer, strlen(optimizer)) == 0)
+        if (weights_only && loom__is_of_optimizer(tensor->name))
             continue;
         a->numbers[a->count] = i;
         LOOM_TRY(list_chunks(a, tensor));
@@ -58,8 +57,17 @@ static const char *skip(const char *text, const char *prefix) {
     return strncmp(text, prefix, length) == 0 ? text + length : NULL;
 }
 
+/* Behind the number of one of several optimizers. */
+static const char *skip_chain(const char *key) {
+    const char *inner = skip(key, "chained_0.");
+    if (!inner)
+        inner = skip(key, "chained_1.");
+    return inner ? inner : key;
+}
+
 /* Whether the key is of that array of an optimizer: "optimizer.state.NAME.…" or "optimizer.distributed.….NAME". */
 static bool is_of_moment(const char *key, const char *name) {
+    key = skip_chain(key);
     const char *state = skip(key, "optimizer.state.");
     size_t length = strlen(name);
     if (state)
@@ -105,19 +113,42 @@ static const loom_value *groups_in(const loom_value *optimizer) {
     return groups && groups->kind == LOOM_VALUE_LIST ? groups : NULL;
 }
 
+static loom_status add_groups(loom_value_pool *pool, const loom_value *from, loom_value *to) {
+    for (int64_t i = 0; from && i < from->count; i++)
+        LOOM_TRY(loom_value_append(pool, to, from->items[i]));
+    return LOOM_OK;
+}
+
+/* Of an optimizer, or of all those of a LIST or of a DICT by number. */
+static loom_status groups_of_common(loom_value_pool *pool, const loom_value *common, loom_value *to) {
+    LOOM_TRY(add_groups(pool, groups_in(common), to));
+    bool list = common && (common->kind == LOOM_VALUE_LIST || common->kind == LOOM_VALUE_TUPLE);
+    bool dict = common && common->kind == LOOM_VALUE_DICT;
+    for (int64_t i = 0; list && i < common->count; i++)
+        LOOM_TRY(add_groups(pool, groups_in(common->items[i]), to));
+    for (int64_t i = 0; dict && i < common->count; i++)
+        if (common->items[2 * i]->kind == LOOM_VALUE_INT)
+            LOOM_TRY(add_groups(pool, groups_in(common->items[2 * i + 1]), to));
+    return LOOM_OK;
+}
+
 static loom_status find_groups(loom__archive *a) {
     const loom_checkpoint_info *info = loom_checkpoint_get_info(a->checkpoint);
-    const loom_value *common = loom_value_get(info->common, "optimizer"), *inner = first_item(common);
-    a->groups = groups_in(inner ? inner : common);
+    const loom_value *common = loom_value_get(info->common, "optimizer");
+    loom_value *found = NULL;
+    LOOM_TRY(loom_value_list(a->pool, &found));
+    LOOM_TRY(groups_of_common(a->pool, common, found));
     a->has_optimizer = common != NULL || a->moments > 0;
-    for (int64_t i = 0; !a->groups && i < info->objects; i++) {
+    bool in_common = found->count > 0;
+    for (int64_t i = 0; !in_common && i < info->objects; i++) {
         const loom_checkpoint_object *object = loom_checkpoint_object_at(a->checkpoint, i);
         const loom_value *value = NULL;
-        if (strcmp(object->name, "optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1") != 0)
+        if (strcmp(skip_chain(object->name), "optimizer.distributed.dp_group_idx_0.optimizer/shard_0_1") != 0)
             continue;
         LOOM_TRY(loom_checkpoint_read_object(a->checkpoint, object, a->pool, &value));
-        a->groups = groups_in(first_item(value));
+        LOOM_TRY(add_groups(a->pool, groups_in(first_item(value)), found));
     }
+    a->groups = found->count > 0 ? found : NULL;
     return LOOM_OK;
 }
 

@@ -2,6 +2,7 @@
  * archive of a checkpoint and the weights of a directory give it, the writers of both take it. The invariant: in the
  * dtype that they are stored in, weights come out with the bits that they went in with. */
 #include "strategy/convert.h"
+#include "strategy/load.h"
 #include "model/gpt.h"
 #include "model/huggingface_directory.h"
 #include "strategy/archive.h"
@@ -104,7 +105,7 @@ static const char *source_of(const converting *c, const loom__archive *archive) 
 
 static bool has_optimizer(const loom_checkpoint *checkpoint) {
     for (int64_t i = 0; i < loom_checkpoint_get_info(checkpoint)->tensors; i++)
-        if (strncmp(loom_checkpoint_tensor_at(checkpoint, i)->name, "optimizer.", strlen("optimizer.")) == 0)
+        if (loom__is_of_optimizer(loom_checkpoint_tensor_at(checkpoint, i)->name))
             return true;
     return false;
 }

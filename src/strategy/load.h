@@ -38,13 +38,16 @@ static inline bool loom__state_is_plain(const loom_state_item *item) {
 /* The layout of a module, whose spec is the module's; *stages are the layout's, for free(). The state of an optimizer
  * that is not distributed is not shared out: dp is 1. */
 loom_status loom__parallel_layout(const loom_parallel *parallel, loom__sharded_layout *layout, loom_stage **stages);
+/* This rank's place in it. */
+loom__sharded_place loom__parallel_place(const loom_parallel *parallel);
 /* The same as a value of the common state, and back: *found is false where a checkpoint has none. */
 loom_status loom__layout_value(loom_value_pool *pool, const loom__sharded_layout *layout, const loom_value **value);
 loom_status loom__layout_read(const loom_value *common, loom__sharded_layout *layout, loom_stage **stages, bool *found);
 
-/* param_groups of the optimizer, its schedule, and its loss scaler (NULL without one). */
+/* param_groups of the optimizer, those of experts or the others, its schedule, and its loss scaler (NULL without one).
+ */
 loom_status loom__optimizer_groups_value(
-    loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **value);
+    loom_value_pool *pool, const loom_optimizer *optimizer, bool experts, const loom_value **value);
 /* What PyTorch's optimizer keeps beside its tensors: {common_step}, or nothing before the first update. */
 loom_status loom__optimizer_step_value(
     loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **value);
@@ -88,6 +91,14 @@ typedef struct loom__load_scope {
 loom__load_scope loom__load_scope_of(const loom_checkpoint *checkpoint, const loom__state_module *module);
 /* The name without the prefix; NULL for one that is another module's. */
 const char *loom__load_scope_key(const loom__load_scope *scope, const char *name);
+
+/* Whether a key, without a prefix, is of an optimizer; of several that are chained it says which. */
+static inline bool loom__is_of_optimizer(const char *key) {
+    static const char chained[] = "chained_", own[] = "optimizer.";
+    if (strncmp(key, chained, sizeof chained - 1) == 0 && strchr(key, '.'))
+        key = strchr(key, '.') + 1;
+    return strncmp(key, own, sizeof own - 1) == 0;
+}
 
 /* Whether a tensor is what Transformer Engine keeps beside a layer's parameters, which no load misses or minds. */
 static inline bool loom__is_extra_state(const char *key) {

@@ -9,6 +9,15 @@ static const loom_value *first_item(const loom_value *list) {
     return list && list->kind == LOOM_VALUE_LIST && list->count > 0 ? list->items[0] : NULL;
 }
 
+/* Of several that are chained the first: a LIST of them, or a DICT by number. */
+static const loom_value *first_optimizer(const loom_value *value) {
+    if (first_item(value))
+        return first_item(value);
+    bool numbered = value && value->kind == LOOM_VALUE_DICT && value->count > 0 &&
+                    value->items[0]->kind == LOOM_VALUE_INT && value->items[0]->integer == 0;
+    return numbered ? value->items[1] : value;
+}
+
 /* A tensor of one number, which need not be aligned, counts as that number. */
 static bool read_number(const loom_value *value, double *out) {
     float number = 0;
@@ -56,12 +65,13 @@ static loom_status read_group(
     const loom__load_scope *scope, const char *name, loom_value_pool *pool, const loom_value **value) {
     const loom_checkpoint *checkpoint = scope->checkpoint;
     char wanted[128];
-    snprintf(wanted, sizeof wanted, "optimizer.distributed.dp_group_idx_0.%s/shard_0_1", name);
+    static const char chained[] = "chained_0.";
+    snprintf(wanted, sizeof wanted, "%soptimizer.distributed.dp_group_idx_0.%s/shard_0_1", chained, name);
     for (int64_t i = 0; i < loom_checkpoint_get_info(checkpoint)->objects; i++) {
         const loom_checkpoint_object *object = loom_checkpoint_object_at(checkpoint, i);
         const char *key = loom__load_scope_key(scope, object->name);
         const loom_value *list = NULL;
-        if (!key || strcmp(key, wanted) != 0)
+        if (!key || (strcmp(key, wanted) != 0 && strcmp(key, wanted + strlen(chained)) != 0))
             continue;
         LOOM_TRY(loom_checkpoint_read_object(checkpoint, object, pool, &list));
         *value = first_item(list);
@@ -117,9 +127,7 @@ static loom_status read_scaler(const loom_value *scaler, loom__optimizer_progres
 /* What is not among the common state is, or may be, with the group. */
 static loom_status read_progress(
     const loom__load_scope *scope, loom_value_pool *pool, int64_t *steps, loom__optimizer_progress *progress) {
-    const loom_value *optimizer = loom_value_get(scope->root, "optimizer"), *group = NULL;
-    if (first_item(optimizer))
-        optimizer = first_item(optimizer);
+    const loom_value *optimizer = first_optimizer(loom_value_get(scope->root, "optimizer")), *group = NULL;
     LOOM_TRY(read_steps(optimizer, steps));
     if (*steps < 0) {
         LOOM_TRY(read_group(scope, "optimizer", pool, &group));

@@ -59,7 +59,7 @@ static loom_status list_tensors(loom__load *load) {
         const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(checkpoint, i);
         const char *key = loom__load_scope_key(&load->scope, tensor->name);
         /* An optimizer that nobody asks for needs no layout by which its buckets are understood. */
-        if (!key || (!load->state && strncmp(key, "optimizer.", strlen("optimizer.")) == 0))
+        if (!key || (!load->state && loom__is_of_optimizer(key)))
             continue;
         load->numbers[load->count] = i;
         LOOM_TRY(copy_chunks(load, load->count++, key, tensor));
@@ -210,9 +210,12 @@ typedef struct reading {
     loom__reshard_want *wants;
     sink *sinks;
     int64_t count;
+    bool experts; /* whose parameters are wanted, or the others; a plan is for the tensor ranks of one kind */
 } reading;
 
 static void add_want(reading *r, loom__reshard_want want, sink to) {
+    if ((r->load->gpt->spec->parameters[want.canonical].expert >= 0) != r->experts)
+        return;
     r->wants[r->count] = want;
     r->sinks[r->count++] = to;
 }
@@ -258,8 +261,8 @@ typedef void (*want_place)(reading *r, const loom__ddp_view *view, int64_t place
 static loom_status want_places(reading *r, want_place want) {
     const loom__part *part = r->load->gpt->part;
     const loom__ddp_view *view = loom__ddp_view_of(r->load->parallel->ddp);
-    for (int64_t place = 0; place < part->count; place++) {
-        int64_t i = part->count - 1 - place;
+    for (int64_t i = 0; i < part->count; i++) {
+        int64_t place = part->entries[i].buffer_place;
         const loom_parameter *parameter = r->load->gpt->set->list[i];
         if (view->place_count != part->count || view->parameters[place] != parameter)
             return loom_fail(LOOM_ERR_INTERNAL, "parameter %s is not where the optimizer has it", parameter->name);
@@ -317,7 +320,7 @@ static void clear_kept(const loom__ddp_view *view, int64_t place, int64_t from, 
 static void clear_rows(const loom__load *load, int64_t number, int64_t from) {
     const loom_parameter *parameter = load->gpt->set->list[number];
     const loom__ddp_view *view = load->parallel->ddp ? loom__ddp_view_of(load->parallel->ddp) : NULL;
-    int64_t place = load->gpt->part->count - 1 - number, size = (int64_t)loom_dtype_size(parameter->dtype);
+    int64_t place = load->gpt->part->entries[number].buffer_place, size = (int64_t)loom_dtype_size(parameter->dtype);
     memset((char *)loom_parameter_values(parameter) + from * size, 0,
         (size_t)((loom_parameter_count(parameter) - from) * size));
     if (view)
@@ -343,8 +346,9 @@ static void clear_padding(const loom__load *load) {
 static loom_status read_wants(reading *r) {
     const loom__parameter_set *set = r->load->gpt->set;
     loom__reshard_plan *plan = NULL;
-    LOOM_TRY(loom__reshard_plan_create(
-        r->load->source, r->load->gpt->spec, set->at.tp, set->at.tp_rank, r->wants, r->count, &plan));
+    bool apart = r->experts && set->at.etp > 0;
+    LOOM_TRY(loom__reshard_plan_create(r->load->source, r->load->gpt->spec, apart ? set->at.etp : set->at.tp,
+        apart ? set->at.etp_rank : set->at.tp_rank, r->wants, r->count, &plan));
     loom_status status = LOOM_OK;
     for (int64_t at = 0; at < plan->count && !status;)
         status = read_chunk(r, plan, &at);
@@ -364,6 +368,27 @@ static void round_masters(const loom__load *load) {
     }
 }
 
+static loom_status read_weights(reading *r) {
+    r->count = 0;
+    want_weights(r);
+    if (r->load->parallel->ddp)
+        LOOM_TRY(want_places(r, want_masters));
+    return read_wants(r);
+}
+
+static loom_status read_state(reading *r) {
+    r->count = 0;
+    LOOM_TRY(want_places(r, want_state));
+    return read_wants(r);
+}
+
+static loom_status read_kinds(reading *r, loom_status (*read)(reading *r)) {
+    r->experts = false;
+    LOOM_TRY(read(r));
+    r->experts = true;
+    return r->load->gpt->spec->config.moe.num_moe_experts > 0 ? read(r) : LOOM_OK;
+}
+
 /* Masters come after the weights, which are rounded from them. */
 static loom_status read_all(reading *r) {
     const loom__load *load = r->load;
@@ -373,15 +398,10 @@ static loom_status read_all(reading *r) {
     if (!r->wants || !r->sinks)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the load of %zu arrays", room);
     clear_padding(load);
-    want_weights(r);
-    if (load->parallel->ddp)
-        LOOM_TRY(want_places(r, want_masters));
-    LOOM_TRY(read_wants(r));
+    LOOM_TRY(read_kinds(r, read_weights));
     if (!load->state)
         return LOOM_OK;
-    r->count = 0;
-    LOOM_TRY(want_places(r, want_state));
-    LOOM_TRY(read_wants(r));
+    LOOM_TRY(read_kinds(r, read_state));
     if (load->masters)
         round_masters(load);
     return LOOM_OK;

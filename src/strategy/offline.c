@@ -55,6 +55,10 @@ static loom_status make_layout(const loom_run_config *config, int64_t world, loo
     out->sharded.tp = sizes.tensor;
     out->sharded.pp = sizes.pipeline;
     out->sharded.dp = shards ? all : 1;
+    LOOM_TRY(loom__model_config_check_expert_ranks(&model, sizes.expert, out->ranks.sizes.expert_tensor));
+    out->sharded.etp = out->ranks.sizes.expert_tensor;
+    out->sharded.ep = out->ranks.sizes.expert;
+    out->sharded.edp = shards ? out->ranks.expert_data / strategy->num_distributed_optimizer_instances : 1;
     out->sharded.bucket_size = bucket_size(strategy, dp);
     out->sharded.pad_for_high_busbw = strategy->ddp_config.pad_buckets_for_high_nccl_busbw;
     return LOOM_OK;
@@ -90,7 +94,7 @@ typedef struct writing {
 } writing;
 
 typedef struct rank_state {
-    loom_layout_rank place;
+    loom__sharded_place place;
     loom__part *part;
     loom__state_buckets *buckets; /* NULL without dp_reshardable */
     loom__sharded_state *state;
@@ -104,13 +108,19 @@ static void rank_free(rank_state *rank) {
 
 static loom_status rank_make(const loom__offline_save *save, int64_t number, rank_state *rank) {
     const loom__sharded_layout *layout = &save->layout->sharded;
-    if (!loom_layout_rank_describe(&save->layout->ranks, number, &rank->place))
+    loom_layout_rank at;
+    if (!loom_layout_rank_describe(&save->layout->ranks, number, &at))
         return loom_fail(LOOM_ERR_INTERNAL, "rank %lld is none of the layout", (long long)number);
-    LOOM_TRY(loom__sharded_part(layout, rank->place.pp, &rank->part));
+    rank->place = (loom__sharded_place){.stage = at.pp,
+        .tp_rank = at.tp,
+        .dp_rank = at.dp_cp,
+        .etp_rank = at.etp,
+        .ep_rank = at.ep,
+        .edp_rank = at.edp};
+    LOOM_TRY(loom__sharded_part(layout, rank->place.stage, rank->place.ep_rank, &rank->part));
     if (save->options->form == LOOM__OPTIMIZER_DP_RESHARDABLE)
-        LOOM_TRY(loom__state_buckets_create(layout, rank->part, rank->place.pp, &rank->buckets));
-    return loom__sharded_state_create(
-        layout, save->options, rank->part, rank->place.tp, rank->place.pp, rank->place.dp_cp, &rank->state);
+        LOOM_TRY(loom__state_buckets_create(layout, rank->part, rank->place.stage, &rank->buckets));
+    return loom__sharded_state_create(layout, save->options, rank->part, &rank->place, &rank->state);
 }
 
 static loom_status dtype_name(loom_value_pool *pool, loom_dtype dtype, loom_value **name) {
@@ -120,11 +130,14 @@ static loom_status dtype_name(loom_value_pool *pool, loom_dtype dtype, loom_valu
 }
 
 /* [{(dtype of parameters, of gradients): [elements of its buckets]}, … a buffer]. */
-static loom_status numel_value(const writing *w, const loom__state_buckets *buckets, bool unpadded, loom_value **out) {
+static loom_status numel_value(
+    const writing *w, const loom__state_buckets *buckets, bool experts, bool unpadded, loom_value **out) {
     loom_value *list = NULL, *dict = NULL, *numbers = NULL;
     LOOM_TRY(loom_value_list(w->pool, &list));
     for (int64_t b = 0; b < buckets->count; b++) {
         const loom__state_bucket *bucket = &buckets->buckets[b];
+        if (bucket->expert != experts)
+            continue;
         if (bucket->index == 0) {
             loom_value *key = NULL, *of_parameters = NULL, *of_gradients = NULL;
             LOOM_TRY(loom_value_dict(w->pool, &dict));
@@ -145,9 +158,11 @@ static loom_status numel_value(const writing *w, const loom__state_buckets *buck
     return LOOM_OK;
 }
 
-static loom_status groups_value(loom_value_pool *pool, const loom_value *groups, loom_value **out) {
+static loom_status groups_value(loom_value_pool *pool, const loom_value *groups, bool experts, loom_value **out) {
+    const loom_value *those = NULL;
     LOOM_TRY(loom_value_dict(pool, out));
-    return loom_value_set(pool, *out, "param_groups", groups);
+    LOOM_TRY(loom__offline_groups(pool, groups, experts, &those));
+    return loom_value_set(pool, *out, "param_groups", those);
 }
 
 static loom_status write_object(
@@ -156,9 +171,10 @@ static loom_status write_object(
     if (entry->object == LOOM__STATE_EXTRA)
         LOOM_TRY(loom_value_none(w->pool, &value));
     else if (entry->object == LOOM__STATE_OPTIMIZER)
-        LOOM_TRY(groups_value(w->pool, w->save->groups, &value));
+        LOOM_TRY(groups_value(w->pool, w->save->groups, entry->expert, &value));
     else
-        LOOM_TRY(numel_value(w, rank->buckets, entry->object == LOOM__STATE_NUMEL_UNPADDED, &value));
+        LOOM_TRY(
+            numel_value(w, rank->buckets, entry->expert, entry->object == LOOM__STATE_NUMEL_UNPADDED, &value));
     LOOM_TRY(loom_value_list(w->pool, &list));
     LOOM_TRY(loom_value_append(w->pool, list, value));
     return loom__checkpoint_file_object(to, entry->key, list);
@@ -183,8 +199,10 @@ static loom_status write_tensor(
             .canonical = rank->part->entries[entry->entry].canonical,
             .first = entry->at,
             .count = entry->count};
-        LOOM_TRY(save->read(save->read_context, save->layout->spec, save->layout->sharded.tp, rank->place.tp, &want,
-            entry->dtype, w->chunk));
+        const loom__sharded_layout *layout = &save->layout->sharded;
+        const loom__parameter_descriptor *parameter = &layout->spec->parameters[want.canonical];
+        LOOM_TRY(save->read(save->read_context, layout->spec, loom__layout_tensor_size(layout, parameter),
+            loom__place_tensor_rank(&rank->place, parameter), &want, entry->dtype, w->chunk));
     }
     LOOM_TRY(loom__checkpoint_file_tensor(
         to, entry->key, entry->dtype, entry->dims, entry->shape, entry->offset, entry->size, w->chunk));

@@ -7,7 +7,8 @@
 #include <megaloom/checkpoint_tools.h>
 #include <megaloom/value.h>
 
-/* Gives the elements that a want names (its `at` is 0) of a tensor rank of `spec`, as loom__archive_read. */
+/* Gives the elements that a want names (its `at` is 0) of one of the tensor ranks that share the parameter (of an
+ * expert: of the expert tensor ranks), as loom__archive_read. */
 typedef loom_status (*loom__offline_read)(void *context, const loom__model_spec *spec, int64_t tp, int64_t tp_rank,
     const loom__reshard_want *want, loom_dtype dtype, void *out);
 
@@ -52,6 +53,11 @@ loom_status loom__tool_copy_config(const char *source, const char *folder);
 
 /* Sets `tensors` and `bytes` to what the checkpoint at `path` holds. */
 loom_status loom__tool_measure(const char *path, loom_tool_outcome *outcome);
+
+/* Those of param_groups that are of experts, or the others. Megatron-Core writes which; without a word a group is of
+ * none. */
+loom_status loom__offline_groups(
+    loom_value_pool *pool, const loom_value *groups, bool experts, const loom_value **those);
 
 /* The common state `from` (or NULL) with this layout and the optimizer in this form; what else it has goes along. */
 loom_status loom__offline_common(loom_value_pool *pool, const loom_value *from, const loom__offline_layout *layout,

@@ -33,6 +33,20 @@ static loom_status content_value(loom_value_pool *pool, loom__optimizer_form for
     return set_bool(pool, *out, "chained_optim_avoid_prefix", true);
 }
 
+loom_status loom__offline_groups(
+    loom_value_pool *pool, const loom_value *groups, bool experts, const loom_value **those) {
+    loom_value *list = NULL;
+    LOOM_TRY(loom_value_list(pool, &list));
+    for (int64_t i = 0; i < groups->count; i++) {
+        const loom_value *flag = loom_value_get(groups->items[i], "is_expert_parallel");
+        bool of_experts = flag && flag->kind == LOOM_VALUE_BOOL && flag->integer != 0;
+        if (of_experts == experts)
+            LOOM_TRY(loom_value_append(pool, list, groups->items[i]));
+    }
+    *those = list;
+    return LOOM_OK;
+}
+
 /* Entries of the old one that are of no form, the loss scaler, go along. */
 static loom_status optimizer_value(loom_value_pool *pool, const loom_value *old, loom__optimizer_form form,
     const loom_value *groups, loom_value **out) {
@@ -46,13 +60,38 @@ static loom_status optimizer_value(loom_value_pool *pool, const loom_value *old,
         LOOM_TRY(loom_value_set(pool, inner, "param_groups", groups));
         LOOM_TRY(loom_value_set(pool, *out, "optimizer", inner));
     }
-    if (old && old->kind == LOOM_VALUE_LIST && old->count > 0)
-        old = old->items[0];
     for (int64_t i = 0; old && old->kind == LOOM_VALUE_DICT && i < old->count; i++) {
         const loom_value *key = old->items[2 * i];
         if (!loom_value_is_text(key, "param_state_sharding_type") && !loom_value_is_text(key, "optimizer") &&
             !loom_value_is_text(key, "param_groups"))
             LOOM_TRY(loom_value_set_pair(pool, *out, key, old->items[2 * i + 1]));
+    }
+    return LOOM_OK;
+}
+
+/* Of those that are chained, the first: what goes along is the same in all. */
+static const loom_value *first_optimizer(const loom_value *old) {
+    if (old && old->kind == LOOM_VALUE_LIST && old->count > 0)
+        return old->items[0];
+    bool numbered = old && old->kind == LOOM_VALUE_DICT && old->count > 0 && old->items[0]->kind == LOOM_VALUE_INT;
+    return numbered ? old->items[1] : old;
+}
+
+/* As a save writes it: one, or with experts one of the rest and one of theirs by number. */
+static loom_status optimizers_value(loom_value_pool *pool, const loom_value *old, const loom__offline_layout *layout,
+    loom__optimizer_form form, const loom_value *groups, loom_value **out) {
+    old = first_optimizer(old);
+    if (!loom__layout_has_experts(&layout->sharded))
+        return optimizer_value(pool, old, form, groups, out);
+    LOOM_TRY(loom_value_dict(pool, out));
+    for (int experts = 0; experts < 2; experts++) {
+        const loom_value *those = NULL;
+        loom_value *one = NULL, *number = NULL;
+        if (groups)
+            LOOM_TRY(loom__offline_groups(pool, groups, experts, &those));
+        LOOM_TRY(optimizer_value(pool, old, form, those, &one));
+        LOOM_TRY(loom_value_int(pool, experts, &number));
+        LOOM_TRY(loom_value_set_pair(pool, *out, number, one));
     }
     return LOOM_OK;
 }
@@ -81,7 +120,7 @@ loom_status loom__offline_common(loom_value_pool *pool, const loom_value *from, 
     LOOM_TRY(content_value(pool, form, &content));
     LOOM_TRY(loom_value_set(pool, common, "content_metadata", content));
     if (has_optimizer) {
-        LOOM_TRY(optimizer_value(pool, loom_value_get(from, "optimizer"), form, groups, &optimizer));
+        LOOM_TRY(optimizers_value(pool, loom_value_get(from, "optimizer"), layout, form, groups, &optimizer));
         LOOM_TRY(loom_value_set(pool, common, "optimizer", optimizer));
         if (schedule)
             LOOM_TRY(loom_value_set(pool, common, "opt_param_scheduler", schedule));
@@ -231,7 +270,7 @@ static void count_dropped(resharding *r) {
     const loom_checkpoint *checkpoint = r->archive->checkpoint;
     for (int64_t i = 0; i < loom_checkpoint_get_info(checkpoint)->objects; i++) {
         const char *name = loom_checkpoint_object_at(checkpoint, i)->name;
-        bool known = strstr(name, "_extra_state") || strncmp(name, "optimizer.", strlen("optimizer.")) == 0;
+        bool known = strstr(name, "_extra_state") || loom__is_of_optimizer(name);
         r->outcome.dropped_objects += !known;
     }
 }

@@ -116,9 +116,8 @@ static loom_status shard_state(saving *s) {
         if (s->options.form == LOOM__OPTIMIZER_DP_RESHARDABLE)
             LOOM_TRY(loom__state_buckets_create(&s->layout, gpt->part, parallel->stage, &s->buckets));
     }
-    int place = loom_comm_rank(s->fabric->groups[LOOM_GROUP_DP_CP]);
-    return loom__sharded_state_create(
-        &s->layout, &s->options, gpt->part, gpt->set->at.tp_rank, parallel->stage, place, &s->entries);
+    const loom__sharded_place at = loom__parallel_place(parallel);
+    return loom__sharded_state_create(&s->layout, &s->options, gpt->part, &at, &s->entries);
 }
 
 static bool keeps_entry(const saving *s, bool of_optimizer, const char *key) {
@@ -161,7 +160,7 @@ static loom_status data_of(const saving *s, const loom__state_entry *entry, cons
     }
     const loom__ddp_view *view = loom__ddp_view_of(parallel->ddp);
     const char *values = kept_array(s, view, entry->array, &dtype);
-    int64_t number = view->place_count - 1 - entry->entry;
+    int64_t number = gpt->part->entries[entry->entry].buffer_place;
     const loom__ddp_part *part = &view->parts[number];
     int64_t from = entry->at - (part->start - view->places[number].start);
     if (view->parameters[number] != parameter || from < 0 || from + entry->count > part->count)
@@ -194,11 +193,13 @@ static loom_status append_dtype(const saving *s, loom_value *list, loom_dtype dt
 }
 
 /* [{(dtype of parameters, of gradients): [elements of its buckets]}, … a buffer]. */
-static loom_status numel_value(const saving *s, bool unpadded, loom_value **out) {
+static loom_status numel_value(const saving *s, bool experts, bool unpadded, loom_value **out) {
     loom_value *list = NULL, *dict = NULL, *numbers = NULL;
     LOOM_TRY(loom_value_list(s->pool, &list));
     for (int64_t b = 0; b < s->buckets->count; b++) {
         const loom__state_bucket *bucket = &s->buckets->buckets[b];
+        if (bucket->expert != experts)
+            continue;
         if (bucket->index == 0) {
             loom_value *key = NULL;
             LOOM_TRY(loom_value_dict(s->pool, &dict));
@@ -217,10 +218,10 @@ static loom_status numel_value(const saving *s, bool unpadded, loom_value **out)
     return LOOM_OK;
 }
 
-static loom_status groups_value(const saving *s, loom_value **out) {
+static loom_status groups_value(const saving *s, bool experts, loom_value **out) {
     const loom_value *groups = NULL;
     LOOM_TRY(loom_value_dict(s->pool, out));
-    LOOM_TRY(loom__optimizer_groups_value(s->pool, s->parts.optimizer, &groups));
+    LOOM_TRY(loom__optimizer_groups_value(s->pool, s->parts.optimizer, experts, &groups));
     return loom_value_set(s->pool, *out, "param_groups", groups);
 }
 
@@ -230,11 +231,11 @@ static loom_status write_object(saving *s, const loom__state_entry *entry) {
     if (entry->object == LOOM__STATE_EXTRA)
         LOOM_TRY(loom_value_none(s->pool, &value));
     else if (entry->object == LOOM__STATE_OPTIMIZER)
-        LOOM_TRY(groups_value(s, &value));
+        LOOM_TRY(groups_value(s, entry->expert, &value));
     else if (entry->object == LOOM__STATE_SCALER)
         LOOM_TRY(loom__optimizer_scaler_value(s->pool, s->parts.optimizer, &scaler));
     else
-        LOOM_TRY(numel_value(s, entry->object == LOOM__STATE_NUMEL_UNPADDED, &value));
+        LOOM_TRY(numel_value(s, entry->expert, entry->object == LOOM__STATE_NUMEL_UNPADDED, &value));
     LOOM_TRY(loom_value_list(s->pool, &list));
     LOOM_TRY(loom_value_append(s->pool, list, scaler ? scaler : value));
     char name[LOOM__STATE_NAME_BYTES];
@@ -352,18 +353,17 @@ static loom_status filtered(loom_value_pool *pool, const loom_state_filter *filt
     return LOOM_OK;
 }
 
-static loom_status add_optimizer(const saving *s, loom_value *common) {
+/* Of the parameters of one kind. */
+static loom_status optimizer_value(const saving *s, bool experts, loom_value **out) {
     const loom_optimizer *optimizer = s->parts.optimizer;
-    const loom_value *schedule = NULL, *scaler = NULL, *state = NULL;
+    const loom_value *scaler = NULL, *state = NULL;
     loom_value *dict = NULL, *groups = NULL;
     bool whole = s->options.form == LOOM__OPTIMIZER_WHOLE;
-    if (!optimizer)
-        return LOOM_OK;
     LOOM_TRY(loom_value_dict(s->pool, &dict));
     if (!whole && s->entries)
         LOOM_TRY(set_text(s->pool, dict, "param_state_sharding_type", loom__optimizer_form_name(s->options.form)));
     if (s->options.form != LOOM__OPTIMIZER_DP_RESHARDABLE)
-        LOOM_TRY(groups_value(s, &groups));
+        LOOM_TRY(groups_value(s, experts, &groups));
     if (whole) {
         LOOM_TRY(loom__optimizer_step_value(s->pool, optimizer, &state));
         LOOM_TRY(loom_value_set(s->pool, groups, "state", state));
@@ -376,10 +376,31 @@ static loom_status add_optimizer(const saving *s, loom_value *common) {
     LOOM_TRY(loom__optimizer_scaler_value(s->pool, optimizer, &scaler));
     if (scaler && s->options.form != LOOM__OPTIMIZER_DP_RESHARDABLE)
         LOOM_TRY(loom_value_set(s->pool, dict, "grad_scaler", scaler));
+    *out = dict;
+    return LOOM_OK;
+}
+
+/* Megatron-Core has an optimizer for experts beside that for the rest, and a DICT of both by number. */
+static loom_status add_optimizer(const saving *s, loom_value *common) {
+    const loom_value *schedule = NULL;
+    loom_value *dict = NULL;
+    if (!s->parts.optimizer)
+        return LOOM_OK;
+    bool chained = s->entries && loom__layout_has_experts(&s->layout);
+    if (chained)
+        LOOM_TRY(loom_value_dict(s->pool, &dict));
+    else
+        LOOM_TRY(optimizer_value(s, false, &dict));
+    for (int experts = 0; chained && experts < 2; experts++) {
+        loom_value *one = NULL, *number = NULL;
+        LOOM_TRY(optimizer_value(s, experts, &one));
+        LOOM_TRY(loom_value_int(s->pool, experts, &number));
+        LOOM_TRY(loom_value_set_pair(s->pool, dict, number, one));
+    }
     const loom_value *kept = dict;
     LOOM_TRY(filtered(s->pool, s->filters, s->filter_count, s->parts.optimizer_key, &kept));
     LOOM_TRY(loom_value_set(s->pool, common, "optimizer", kept));
-    LOOM_TRY(loom__optimizer_schedule_value(s->pool, optimizer, &schedule));
+    LOOM_TRY(loom__optimizer_schedule_value(s->pool, s->parts.optimizer, &schedule));
     return loom_value_set(s->pool, common, "opt_param_scheduler", schedule);
 }
 
