@@ -71,7 +71,7 @@ typedef struct loom__reshard_plan {
 } loom__reshard_plan;
 
 /* The plan of one rank of those that share the wanted parameters, tensor ranks or expert tensor ranks: wants are of
- * experts alone or of none, but where each rank has all. The padded vocabulary is that of `spec` (the model may be
+ * experts alone or of none, but where both are shared alike. The padded vocabulary is that of `spec` (the model may be
  * padded otherwise than that of the source). LOOM_ERR_ARGUMENT for a want outside its tensor, LOOM_ERR_MEMORY. */
 loom_status loom__reshard_plan_create(const loom__reshard_source *source, const loom__model_spec *spec, int64_t tp,
     int64_t tp_rank, const loom__reshard_want *wants, int64_t count, loom__reshard_plan **plan);

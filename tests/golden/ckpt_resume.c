@@ -28,6 +28,14 @@ static const golden_layout layouts[] = {
     {.tp = 1, .dp = 1, .pp = 2, .vpp = 2, .micro = 1, .sharded = true},
     {.tp = 2, .dp = 1, .pp = 2, .micro = 1, .sharded = true},
     {.tp = 2, .dp = 2, .micro = 1, .overlap = true, .sharded = true},
+    {.tp = 1, .dp = 1, .cp = 2, .micro = 1, .sharded = true},
+    {.tp = 1, .dp = 2, .ep = 2, .micro = 1},
+    {.tp = 1, .dp = 2, .ep = 2, .micro = 1, .sharded = true},
+    {.tp = 2, .dp = 1, .ep = 2, .etp = 1, .sp = true, .micro = 1, .sharded = true},
+    {.tp = 1, .dp = 4, .ep = 2, .etp = 2, .micro = 1, .sharded = true},
+    {.tp = 1, .dp = 4, .ep = 4, .micro = 1, .overlap = true, .sharded = true},
+    {.tp = 2, .dp = 2, .ep = 2, .sp = true, .micro = 1, .overlap = true, .sharded = true},
+    {.tp = 1, .dp = 2, .pp = 2, .ep = 2, .micro = 1, .sharded = true},
 };
 
 static bool has_option(const json_t *json, const char *option) {
@@ -185,7 +193,8 @@ static loom_status walk(loom_rank *rank, void *argument) {
         for (size_t k = 0; k < sizeof layouts / sizeof *layouts; k++) {
             const resume_case *c = &suite->cases[i];
             const golden_layout *layout = &layouts[k];
-            if (layout->tp * layout->dp * (layout->pp ? layout->pp : 1) != loom_rank_count(rank))
+            if (layout->tp * layout->dp * (layout->pp ? layout->pp : 1) * (layout->cp ? layout->cp : 1) !=
+                loom_rank_count(rank))
                 continue;
             if (!golden_layout_divides(layout, &c->config, c->rows.s, c->batch)) {
                 suite->golden.counts.left_out += first;
@@ -205,7 +214,7 @@ static loom_status walk(loom_rank *rank, void *argument) {
 
 int main(void) {
     resume_suite suite = {
-        .golden = {.name = "golden.ckpt_resume", .left_out = "heads, sequence or batch do not divide", .walk = walk}};
+        .golden = {.name = "golden.ckpt_resume", .left_out = "heads, experts, sequence or batch do not divide", .walk = walk}};
     load(&suite);
     int failed = golden_claim(&suite.golden, "a_checkpoint_of_megatron_core_goes_on_at_any_layout");
     for (int i = 0; i < suite.golden.cases; i++)
