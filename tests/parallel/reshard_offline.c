@@ -12,7 +12,12 @@ enum { SEQUENCE = 8, VOCABULARY = 19, GLOBAL = 12, BEFORE = 2, PATH = 512 };
 typedef struct place {
     int tp, pp, vpp, dp;
     bool sharded;
+    int ep, etp, cp; /* of a model with experts; ep 0: of one without */
 } place;
+
+static int ranks_of(const place *at) {
+    return at->tp * at->pp * at->dp * (at->cp ? at->cp : 1);
+}
 
 typedef struct job {
     place at;
@@ -20,7 +25,7 @@ typedef struct job {
     const char *load, *save;
 } job;
 
-static loom_model_config model_config(bool tied) {
+static loom_model_config model_config(bool tied, bool experts) {
     loom_model_config config = loom_model_config_default(tied ? "gpt2" : "llama");
     config.num_layers = 4;
     config.hidden_size = 16;
@@ -31,6 +36,10 @@ static loom_model_config model_config(bool tied) {
     config.vocab_size = VOCABULARY;
     config.make_vocab_size_divisible_by = 2; /* so that the padding depends on the tensor size */
     config.share_embeddings_and_output_weights = tied;
+    if (experts) {
+        config.moe.num_moe_experts = 4;
+        config.moe.moe_ffn_hidden_size = 12;
+    }
     return config;
 }
 
@@ -44,13 +53,17 @@ typedef struct run {
 
 static loom_status start(loom_rank *rank, const job *j, run *r) {
     loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
-    loom_model_config model = model_config(j->tied);
+    loom_model_config model = model_config(j->tied, j->at.ep > 0);
     loom_optimizer_config optim = loom_optimizer_config_default();
     loom_optimizer_setup setup = {.schedule = loom_lr_config_default(), .steps = 9};
     loom_module *module;
     config.tensor_model_parallel_size = j->at.tp;
     config.pipeline_model_parallel_size = j->at.pp;
     config.virtual_pipeline_model_parallel_size = j->at.vpp;
+    config.context_parallel_size = j->at.cp ? j->at.cp : 1;
+    config.expert_model_parallel_size = j->at.ep ? j->at.ep : 1;
+    config.expert_tensor_parallel_size = j->at.etp;
+    config.sequence_parallel = j->at.ep && j->at.tp > 1;
     config.ddp_config.use_distributed_optimizer = config.ddp_config.overlap_grad_reduce = j->at.sharded;
     config.ddp_config.bucket_size = j->at.sharded ? 1500 : 0;
     optim.lr = 0.01;
@@ -106,7 +119,7 @@ static loom_status rank_body(loom_rank *rank, void *argument) {
 
 static void run_job(const place *at, bool tied, const char *load, const char *save) {
     job j = {.at = *at, .tied = tied, .load = load, .save = save};
-    must_run(at->tp * at->pp * at->dp, rank_body, &j);
+    must_run(ranks_of(at), rank_body, &j);
 }
 
 static void must(loom_status status, const char *what) {
@@ -115,7 +128,7 @@ static void must(loom_status status, const char *what) {
 }
 
 static void reshard(const char *in, const char *out, const place *at, const char *form, const char *what) {
-    enum { TEXTS = 7 };
+    enum { TEXTS = 11 };
     char texts[TEXTS][96];
     const char *overrides[TEXTS];
     loom_reshard_options options = {.optimizer_form = form};
@@ -127,11 +140,16 @@ static void reshard(const char *in, const char *out, const place *at, const char
     snprintf(texts[3], sizeof texts[3], "strategy.ddp.use_distributed_optimizer=%s", sharded);
     snprintf(texts[4], sizeof texts[4], "strategy.ddp.overlap_grad_reduce=%s", sharded);
     snprintf(texts[5], sizeof texts[5], "strategy.ddp.bucket_size=%s", at->sharded ? "1500" : "null");
-    snprintf(texts[6], sizeof texts[6], "ranks=%d", at->tp * at->pp * at->dp);
+    snprintf(texts[6], sizeof texts[6], "ranks=%d", ranks_of(at));
+    snprintf(texts[7], sizeof texts[7], "strategy.expert_model_parallel_size=%d", at->ep ? at->ep : 1);
+    snprintf(texts[8], sizeof texts[8], "strategy.expert_tensor_parallel_size=%s",
+        at->etp == 0 ? "null" : at->etp == 1 ? "1" : "2");
+    snprintf(texts[9], sizeof texts[9], "strategy.context_parallel_size=%d", at->cp ? at->cp : 1);
+    snprintf(texts[10], sizeof texts[10], "strategy.sequence_parallel=%s", at->ep && at->tp > 1 ? "true" : "false");
     for (int i = 0; i < TEXTS; i++)
         overrides[i] = texts[i];
     must(loom_checkpoint_reshard(in, out, overrides, TEXTS, &options, &outcome), what);
-    assert_int_equal(outcome.ranks, at->tp * at->pp * at->dp);
+    assert_int_equal(outcome.ranks, ranks_of(at));
     assert_int_equal(outcome.dropped_objects, 0);
 }
 
@@ -233,21 +251,31 @@ static void folder(char path[PATH], const char *name) {
     clear(path);
 }
 
-static const place places[] = {{1, 1, 0, 1, false}, {2, 1, 0, 1, true}, {1, 2, 0, 1, true}, {2, 2, 0, 1, false},
-    {2, 1, 0, 2, true}, {1, 2, 2, 1, true}, {1, 1, 0, 3, true}};
+static const place places[] = {{.tp = 1, .pp = 1, .dp = 1}, {.tp = 2, .pp = 1, .dp = 1, .sharded = true},
+    {.tp = 1, .pp = 2, .dp = 1, .sharded = true}, {.tp = 2, .pp = 2, .dp = 1},
+    {.tp = 2, .pp = 1, .dp = 2, .sharded = true}, {.tp = 1, .pp = 2, .vpp = 2, .dp = 1, .sharded = true},
+    {.tp = 1, .pp = 1, .dp = 3, .sharded = true}};
+static const place with_experts[] = {{.tp = 1, .pp = 1, .dp = 1, .ep = 1, .sharded = true},
+    {.tp = 1, .pp = 1, .dp = 2, .ep = 2, .sharded = true},
+    {.tp = 2, .pp = 1, .dp = 2, .ep = 2, .etp = 2, .sharded = true},
+    {.tp = 2, .pp = 1, .dp = 2, .ep = 4, .etp = 1, .sharded = true},
+    {.tp = 1, .pp = 1, .dp = 2, .ep = 2, .cp = 2, .sharded = true},
+    {.tp = 1, .pp = 2, .dp = 2, .ep = 2, .sharded = true},
+    {.tp = 1, .pp = 1, .dp = 2, .ep = 1, .etp = 2, .sharded = true}};
 enum { PLACES = sizeof places / sizeof *places };
+_Static_assert(sizeof with_experts == sizeof places, "as many");
 
-static void all_pairs(bool tied) {
+static void all_pairs(bool tied, const place *all) {
     char first[PATH], second[PATH], third[PATH], what[128];
     folder(first, "first");
     folder(second, "second");
     folder(third, "third");
     for (int a = 0; a < PLACES; a += tied ? 3 : 1) {
-        run_job(&places[a], tied, NULL, first);
+        run_job(&all[a], tied, NULL, first);
         for (int b = 0; b < PLACES; b++) {
-            snprintf(what, sizeof what, "layout %d to %d%s", a, b, tied ? ", tied" : "");
-            run_job(&places[b], tied, first, second);
-            reshard(first, third, &places[b], NULL, what);
+            snprintf(what, sizeof what, "layout %d to %d%s%s", a, b, tied ? ", tied" : "", all->ep ? ", with experts" : "");
+            run_job(&all[b], tied, first, second);
+            reshard(first, third, &all[b], NULL, what);
             same_checkpoint(second, third, what);
             clear(third);
         }
@@ -258,26 +286,30 @@ static void all_pairs(bool tied) {
 
 static void a_resharded_checkpoint_is_what_a_run_would_have_written(void **state) {
     (void)state;
-    all_pairs(false);
+    all_pairs(false, places);
 }
 
 static void tied_embeddings_and_a_third_moment_too(void **state) {
     (void)state;
-    all_pairs(true);
+    all_pairs(true, places);
+}
+
+static void experts_too(void **state) {
+    (void)state;
+    all_pairs(false, with_experts);
 }
 
 /* Through another form of the optimizer nothing is lost. */
-static void every_form_of_the_optimizer_leads_back(void **state) {
+static void lead_back(const place *from, const place *through) {
     static const char *const forms[] = {"fully_reshardable", "whole", "dp_reshardable"};
     char first[PATH], second[PATH], third[PATH];
-    (void)state;
     folder(first, "first");
     folder(second, "second");
     folder(third, "third");
-    run_job(&places[4], false, NULL, first);
+    run_job(from, false, NULL, first);
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-        reshard(first, second, &places[2], forms[i], forms[i]);
-        reshard(second, third, &places[4], NULL, forms[i]);
+        reshard(first, second, through, forms[i], forms[i]);
+        reshard(second, third, from, NULL, forms[i]);
         same_checkpoint(first, third, forms[i]);
         clear(second);
         clear(third);
@@ -285,10 +317,17 @@ static void every_form_of_the_optimizer_leads_back(void **state) {
     clear(first);
 }
 
+static void every_form_of_the_optimizer_leads_back(void **state) {
+    (void)state;
+    lead_back(&places[4], &places[2]);
+    lead_back(&with_experts[2], &with_experts[5]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_resharded_checkpoint_is_what_a_run_would_have_written),
         cmocka_unit_test(tied_embeddings_and_a_third_moment_too),
+        cmocka_unit_test(experts_too),
         cmocka_unit_test(every_form_of_the_optimizer_leads_back),
     };
     return cmocka_run_group_tests_name("parallel.reshard_offline", tests, NULL, NULL);
