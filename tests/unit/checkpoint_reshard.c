@@ -1,6 +1,7 @@
 /* What one layout writes, another reads: whole states are cut by the shard map of spec (which a plan does not use), put
  * into the chunks that the sharded state names, and read back by plans at another layout. */
 #include "checkpoint/reshard.h"
+#include "checkpoint/written.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -345,6 +346,41 @@ static void experts_are_read_at_other_expert_and_expert_tensor_sizes(void **stat
             }
 }
 
+/* Megatron-Core does not say how experts were shared out: their groups and the columns of their weights do. */
+static void who_shared_experts_is_found_in_their_buckets(void **state) {
+    (void)state;
+    static const model of = {true, false, false, 1};
+    static const world sizes[] = {{1, 1, 0, 2, 2, 1}, {2, 1, 0, 2, 2, 2}, {2, 2, 0, 2, 4, 1}, {1, 1, 0, 4, 2, 2}};
+    loom__sharded_options options = options_of(LOOM__OPTIMIZER_DP_RESHARDABLE, false);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        cut from = make_cut(&of, &sizes[i]);
+        from.layout.bucket_size = loom__ddp_default_bucket_size(1);
+        written stored = write_all(&from, &options);
+        loom__written found = {0};
+        bool any = false;
+        must(loom__written_find(&from.spec->config, stored.tensors, stored.count, &found, &any));
+        assert_true(any);
+        assert_int_equal(found.layout.tp, sizes[i].tp);
+        assert_int_equal(found.layout.pp, sizes[i].pp);
+        assert_int_equal(found.layout.ep, sizes[i].ep);
+        assert_int_equal(found.layout.etp, sizes[i].etp);
+        loom__stored_state as_found = {.tensors = stored.tensors, .count = stored.count, .layout = &found.layout};
+        loom__reshard_source *source = NULL;
+        must(loom__reshard_source_create(from.spec, &as_found, &options, &source));
+        assert_int_equal(loom__reshard_source_leftover(source).unexpected_count, 0);
+        loom__reshard_source_destroy(source);
+        from.layout.ep = 3;
+        loom_error_clear();
+        assert_int_equal(
+            loom__written_from(&from.spec->config, stored.tensors, stored.count, &from.layout, &(loom__written){0}),
+            LOOM_ERR_FORMAT);
+        assert_non_null(strstr(loom_error_message(), "num_moe_experts 4"));
+        loom__written_free(&found);
+        free_written(&stored);
+        free_cut(&from);
+    }
+}
+
 /* ---- what is not there, or not as it should be */
 
 typedef struct sample {
@@ -500,6 +536,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_layout_reads_what_every_other_wrote),
         cmocka_unit_test(experts_are_read_at_other_expert_and_expert_tensor_sizes),
+        cmocka_unit_test(who_shared_experts_is_found_in_their_buckets),
         cmocka_unit_test(a_missing_chunk_an_unknown_key_and_another_shape_are_listed),
         cmocka_unit_test(chunks_over_each_other_or_outside_are_refused),
         cmocka_unit_test(buckets_need_the_layout_that_wrote_them),
