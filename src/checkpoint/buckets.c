@@ -165,9 +165,9 @@ void loom__state_shard_range(const loom__state_buckets *buckets, int64_t p, cons
             bucket = &buckets->buckets[b];
     loom__ddp_part part = {.count = 0};
     if (bucket && shard_of(at, bucket) < shards_of(layout, bucket))
-        part = loom__ddp_part_of(place,
-            &(loom__ddp_bucket){.start = bucket->start, .end = bucket->start + bucket->numel},
-            shards_of(layout, bucket), shard_of(at, bucket));
+        part =
+            loom__ddp_part_of(place, &(loom__ddp_bucket){.start = bucket->start, .end = bucket->start + bucket->numel},
+                shards_of(layout, bucket), shard_of(at, bucket));
     range[0] = part.count ? part.start - place->start : 0;
     range[1] = range[0] + part.count;
 }

@@ -50,8 +50,8 @@ static bool read_random_states(loom_checkpoint *of) {
     return false;
 }
 
-/* Groups G of "optimizer.distributed.dp_group_idx_G.…": there is one for each (tensor, pipeline) rank. Those of experts,
- * of the second one of chained optimizers, are others. */
+/* Groups G of "optimizer.distributed.dp_group_idx_G.…": there is one for each (tensor, pipeline) rank. Those of
+ * experts, of the second one of chained optimizers, are others. */
 static int64_t count_groups(const loom_checkpoint *of) {
     int64_t groups = 0;
     for (int64_t i = 0; i < of->info.objects; i++) {

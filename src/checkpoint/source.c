@@ -221,7 +221,9 @@ static loom_status add_flattened(sorter *s, const name *named, int array, int64_
             "checkpoint: %s is flattened, but its last axis is not a shard of the other axes' number: found %lld "
             "elements, expected %lld%s",
             tensor->key, (long long)tensor->shape[tensor->dims - 1], (long long)elements,
-            leading > layered ? ", of one expert" : layered ? ", of one layer" : "");
+            leading > layered ? ", of one expert"
+            : layered         ? ", of one layer"
+                              : "");
     for (int64_t c = 0; c < tensor->chunk_count; c++) {
         const loom__stored_chunk *chunk = &tensor->chunks[c];
         LOOM_TRY(check_chunk(tensor, c));

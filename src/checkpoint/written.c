@@ -78,7 +78,8 @@ static loom_status find_experts(const seen *s, int64_t pp, const loom_model_conf
     if (etp < 1 || s->expert_groups % (pp * etp) != 0 || s->expert_groups < 1 ||
         config->moe.num_moe_experts % (s->expert_groups / (pp * etp)) != 0)
         return loom_fail(LOOM_ERR_FORMAT,
-            "checkpoint: found optimizer buckets of %lld groups of experts and weights of experts on %lld expert tensor "
+            "checkpoint: found optimizer buckets of %lld groups of experts and weights of experts on %lld expert "
+            "tensor "
             "ranks%s, expected a multiple of those times pipeline_model_parallel_size %lld, by which the %lld experts "
             "divide",
             (long long)s->expert_groups, (long long)etp, t ? "" : " (none)", (long long)pp,
@@ -152,8 +153,8 @@ loom_status loom__written_from(const loom_model_config *config, const loom__stor
             (long long)told->tp, (long long)told->pp, (long long)told->dp, (long long)told->chunks,
             s.embedding ? "" : " without word embeddings");
     int64_t experts = config->moe.num_moe_experts, width = config->moe.moe_ffn_hidden_size;
-    if (experts > 0 && (told->etp < 1 || told->ep < 1 || told->edp < 1 || width % told->etp != 0 ||
-                           experts % told->ep != 0))
+    if (experts > 0 &&
+        (told->etp < 1 || told->ep < 1 || told->edp < 1 || width % told->etp != 0 || experts % told->ep != 0))
         return loom_fail(LOOM_ERR_FORMAT,
             "checkpoint: found a layout of %lld x %lld x %lld ranks of experts, expected numbers from 1, of which the "
             "first divides moe_ffn_hidden_size %lld and the second num_moe_experts %lld",

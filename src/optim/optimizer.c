@@ -262,8 +262,8 @@ loom_status loom_optimizer_groups(
     return find_groups(optimizer, (const bool[2]){true, true}, groups, count);
 }
 
-loom_status loom__optimizer_groups_of(const loom_optimizer *optimizer, bool experts,
-    loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS], int64_t *count) {
+loom_status loom__optimizer_groups_of(
+    const loom_optimizer *optimizer, bool experts, loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS], int64_t *count) {
     return find_groups(optimizer, (const bool[2]){!experts, experts}, groups, count);
 }
 

@@ -2,11 +2,11 @@
  * archive of a checkpoint and the weights of a directory give it, the writers of both take it. The invariant: in the
  * dtype that they are stored in, weights come out with the bits that they went in with. */
 #include "strategy/convert.h"
-#include "strategy/load.h"
 #include "model/gpt.h"
 #include "model/huggingface_directory.h"
 #include "strategy/archive.h"
 #include "strategy/context.h"
+#include "strategy/load.h"
 #include "strategy/offline.h"
 #include <math.h>
 #include <megaloom/load_model.h>

@@ -173,8 +173,7 @@ static loom_status write_object(
     else if (entry->object == LOOM__STATE_OPTIMIZER)
         LOOM_TRY(groups_value(w->pool, w->save->groups, entry->expert, &value));
     else
-        LOOM_TRY(
-            numel_value(w, rank->buckets, entry->expert, entry->object == LOOM__STATE_NUMEL_UNPADDED, &value));
+        LOOM_TRY(numel_value(w, rank->buckets, entry->expert, entry->object == LOOM__STATE_NUMEL_UNPADDED, &value));
     LOOM_TRY(loom_value_list(w->pool, &list));
     LOOM_TRY(loom_value_append(w->pool, list, value));
     return loom__checkpoint_file_object(to, entry->key, list);

@@ -64,7 +64,8 @@ static loom_status add_arrays(const listing *l, const loom__ddp_view *view, int6
         const struct loom__optimizer_array *array = &l->optimizer->arrays[i];
         loom__own_entry *entry = &l->state->entries[l->state->count++];
         *entry = (loom__own_entry){.of_optimizer = true,
-            .is_main = part->count > 0 && l->dp_rank / view->share[LOOM__DDP_DENSE].shards == 0 && holds_first(l, parameter),
+            .is_main =
+                part->count > 0 && l->dp_rank / view->share[LOOM__DDP_DENSE].shards == 0 && holds_first(l, parameter),
             .dtype = array->dtype,
             .dims = 1,
             .shape = {loom_parameter_count(parameter)},

@@ -214,7 +214,8 @@ static loom_status walk(loom_rank *rank, void *argument) {
 
 int main(void) {
     resume_suite suite = {
-        .golden = {.name = "golden.ckpt_resume", .left_out = "heads, experts, sequence or batch do not divide", .walk = walk}};
+        .golden = {
+            .name = "golden.ckpt_resume", .left_out = "heads, experts, sequence or batch do not divide", .walk = walk}};
     load(&suite);
     int failed = golden_claim(&suite.golden, "a_checkpoint_of_megatron_core_goes_on_at_any_layout");
     for (int i = 0; i < suite.golden.cases; i++)

@@ -143,7 +143,9 @@ static void reshard(const char *in, const char *out, const place *at, const char
     snprintf(texts[6], sizeof texts[6], "ranks=%d", ranks_of(at));
     snprintf(texts[7], sizeof texts[7], "strategy.expert_model_parallel_size=%d", at->ep ? at->ep : 1);
     snprintf(texts[8], sizeof texts[8], "strategy.expert_tensor_parallel_size=%s",
-        at->etp == 0 ? "null" : at->etp == 1 ? "1" : "2");
+        at->etp == 0   ? "null"
+        : at->etp == 1 ? "1"
+                       : "2");
     snprintf(texts[9], sizeof texts[9], "strategy.context_parallel_size=%d", at->cp ? at->cp : 1);
     snprintf(texts[10], sizeof texts[10], "strategy.sequence_parallel=%s", at->ep && at->tp > 1 ? "true" : "false");
     for (int i = 0; i < TEXTS; i++)
@@ -273,7 +275,8 @@ static void all_pairs(bool tied, const place *all) {
     for (int a = 0; a < PLACES; a += tied ? 3 : 1) {
         run_job(&all[a], tied, NULL, first);
         for (int b = 0; b < PLACES; b++) {
-            snprintf(what, sizeof what, "layout %d to %d%s%s", a, b, tied ? ", tied" : "", all->ep ? ", with experts" : "");
+            snprintf(
+                what, sizeof what, "layout %d to %d%s%s", a, b, tied ? ", tied" : "", all->ep ? ", with experts" : "");
             run_job(&all[b], tied, first, second);
             reshard(first, third, &all[b], NULL, what);
             same_checkpoint(second, third, what);

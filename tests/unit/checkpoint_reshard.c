@@ -157,8 +157,8 @@ static int64_t tensor_of(written *to, const loom__state_entry *entry) {
     return to->count++;
 }
 
-static void write_entry(written *to, const cut *of, const loom__part *part, const loom__state_entry *entry,
-    const loom__sharded_place *at) {
+static void write_entry(
+    written *to, const cut *of, const loom__part *part, const loom__state_entry *entry, const loom__sharded_place *at) {
     int64_t number = tensor_of(to, entry);
     loom__stored_tensor *tensor = &to->tensors[number];
     double ***data = &to->data[number];
