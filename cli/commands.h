@@ -7,12 +7,16 @@
 #include <megaloom/megaloom.h>
 
 int loom_cli_checkpoint(int argc, char **argv);
+int loom_cli_check_layout(int argc, char **argv);
+int loom_cli_compare(int argc, char **argv);
 int loom_cli_config(int argc, char **argv);
 int loom_cli_data(int argc, char **argv);
 int loom_cli_describe(int argc, char **argv);
 int loom_cli_eval(int argc, char **argv);
 int loom_cli_export(int argc, char **argv);
 int loom_cli_generate(int argc, char **argv);
+int loom_cli_report(int argc, char **argv);
+int loom_cli_plan(int argc, char **argv);
 int loom_cli_schedule(int argc, char **argv);
 int loom_cli_lr(int argc, char **argv);
 int loom_cli_tokenizer(int argc, char **argv);

@@ -17,9 +17,13 @@ static const command commands[] = {
     {"export", loom_cli_export, "a run's model as a Hugging Face directory of another dtype or shard size"},
     {"describe", loom_cli_describe, "the parameters and the memory of a Hugging Face model, and how it can be cut"},
     {"generate", loom_cli_generate, "text that a model writes behind a prompt"},
+    {"plan", loom_cli_plan, "memory, time and faults of a run before it starts, and the layouts that fit"},
     {"topology", loom_cli_topology, "who is in which group, for any number of ranks"},
     {"schedule", loom_cli_schedule, "what each stage of a pipeline does when, proved, simulated and drawn"},
     {"lr", loom_cli_lr, "the learning rate of each step, as numbers and as a drawing"},
+    {"report", loom_cli_report, "a run as one page: curves, memory, timeline, ranks"},
+    {"compare", loom_cli_compare, "two runs over each other, and whether rounding explains the difference"},
+    {"check-layout", loom_cli_check_layout, "whether a layout computes what one rank computes, tensor by tensor"},
     {"config", loom_cli_config, "the run file's fields, or a run file as it is understood"},
     {"checkpoint", loom_cli_checkpoint, "look into checkpoints, verify and compare them"},
     {"data", loom_cli_data, "turn text into a dataset, and look into one"},
@@ -33,7 +37,7 @@ static void usage(FILE *out) {
           "Trains transformer language models with Megatron-style model parallelism.\n\nCommands:\n",
         out);
     for (int i = 0; i < COMMANDS; i++)
-        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].text);
+        fprintf(out, "  %-12s %s\n", commands[i].name, commands[i].text);
     fputs("\n'megaloom COMMAND --help' tells more about one of them.\n", out);
 }
 

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EXIT_USAGE = 2, KEY_RANK = 'r', KEY_WORLD = 'w', KEY_JSON = 'j' };
+enum { EXIT_USAGE = 2, KEY_RANK = 'r', KEY_WORLD = 'w', KEY_JSON = 'j', KEY_SVG = 1, KEY_HTML, KEY_NODE };
 
 /* Groups are folded by looking at each member: up to here that takes no time that a person notices. */
 enum { WORLD_MAX = 1 << 24 };
@@ -20,7 +20,8 @@ enum { WORLD_MAX = 1 << 24 };
 typedef struct topology_request {
     loom_parallel_sizes sizes;
     bool world_given, rank_given, json, failed;
-    int64_t rank;
+    int64_t rank, ranks_per_node;
+    const char *svg, *html; /* files; NULL = none */
 } topology_request;
 
 /* The fields of the strategy that a layout depends on. */
@@ -172,6 +173,15 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     case KEY_JSON:
         request->json = true;
         return 0;
+    case KEY_SVG:
+        request->svg = argument;
+        return 0;
+    case KEY_HTML:
+        request->html = argument;
+        return 0;
+    case KEY_NODE:
+        request->ranks_per_node = loom_cli_integer("--ranks-per-node", argument, 1, WORLD_MAX, state);
+        return 0;
     case ARGP_KEY_ARG:
         read_override(request, argument);
         return 0;
@@ -180,11 +190,36 @@ static error_t parse(int key, char *argument, struct argp_state *state) {
     }
 }
 
+typedef loom_status (*picture_writer)(FILE *out, const loom_layout *layout, const loom_topology_picture *picture);
+
+static loom_status draw(
+    const char *path, picture_writer write, const loom_layout *layout, const loom_topology_picture *picture) {
+    FILE *file = path ? fopen(path, "w") : NULL;
+    if (!path)
+        return LOOM_OK;
+    if (!file)
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    loom_status status = write(file, layout, picture);
+    if (fclose(file) != 0 && !status)
+        status = loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    return status;
+}
+
+static loom_status draw_both(const topology_request *request, const loom_layout *layout) {
+    loom_topology_picture picture = {
+        .ranks_per_node = request->ranks_per_node, .rank = request->rank_given ? request->rank : -1};
+    LOOM_TRY(draw(request->svg, loom_topology_write_svg, layout, &picture));
+    return draw(request->html, loom_topology_write_html, layout, &picture);
+}
+
 int loom_cli_topology(int argc, char **argv) {
     static const struct argp_option options[] = {
         {"world-size", KEY_WORLD, "RANKS", 0, "Ranks in all (encoder ranks included)", 0},
         {"rank", KEY_RANK, "RANK", 0, "Only this rank: its place in each of its groups", 0},
         {"json", KEY_JSON, NULL, 0, "JSON: groups by kind, and what each rank is", 0},
+        {"svg", KEY_SVG, "FILE", 0, "Also draw the ranks on their nodes, coloured by group; --rank is picked out", 0},
+        {"html", KEY_HTML, "FILE", 0, "The same as a page, in which a rank can be picked", 0},
+        {"ranks-per-node", KEY_NODE, "N", 0, "Ranks of a node in the drawings (8)", 0},
         {0},
     };
     static const struct argp argp = {.options = options,
@@ -225,6 +260,9 @@ int loom_cli_topology(int argc, char **argv) {
             &request.failed, "--rank: found %" PRId64 ", expected 0 to %" PRId64, request.rank, layout.sizes.world - 1);
         return EXIT_USAGE;
     }
+    status = draw_both(&request, &layout);
+    if (status)
+        return loom_cli_fail(status);
     if (request.json && request.rank_given)
         loom_cli_topology_json_rank(&layout, request.rank);
     else if (request.json)

@@ -2,6 +2,7 @@
  * `train`; rank 0 also shows and writes down what happens. */
 #include "commands.h"
 #include "train_data.h"
+#include "train_report.h"
 #include "train_state.h"
 #include <argp.h>
 #include <math.h>
@@ -18,7 +19,8 @@ enum { TRACE_EVENTS = 1 << 16 };
 /* What all ranks of a process are given. */
 typedef struct job {
     loom_run_config *config;
-    const char *resume;        /* the checkpoint to go on from; NULL: that of an earlier run with this output */
+    const char *resume;        /* the checkpoint to go on from; NULL: none */
+    bool continues;            /* it is that of an earlier run with this output */
     loom_tokenizer *tokenizer; /* of the data; NULL where they have none */
 } job;
 
@@ -31,11 +33,12 @@ typedef struct training {
     loom_optimizer *optimizer;
     loom_cli_train_data data;
     loom_batches *batches, *valid_batches;
-    loom_metrics *metrics; /* rank 0 only, as is progress */
-    loom_progress *progress;
-    int64_t done, consumed; /* steps and samples so far */
-    loom_profile profile;   /* of the steps after the first, when they are over */
-    const char *resume;     /* NULL: nothing to go on from */
+    loom_cli_train_report report;
+    loom_progress *progress; /* rank 0 only */
+    int64_t done, consumed;  /* steps and samples so far */
+    loom_profile profile;    /* of the steps after the first, when they are over */
+    const char *resume;      /* NULL: nothing to go on from */
+    bool continues;
     int64_t first;          /* the step that this run begins with, from 1 */
     int64_t saved;          /* the step of the last checkpoint; -1 = none */
     bool stopped;           /* by a signal */
@@ -74,13 +77,9 @@ static loom_status check_writable(const char *directory, const char *name) {
 
 static loom_status open_reports(training *t) {
     const loom_run_config *config = t->config;
-    char path[4096];
+    LOOM_TRY(loom_cli_report_open(t->rank, config, t->first, t->continues, &t->report));
     if (loom_rank_index(t->rank) != 0)
         return LOOM_OK;
-    LOOM_TRY(loom_cli_make_directories(config->output));
-    if (snprintf(path, sizeof path, "%s/metrics.jsonl", config->output) >= (int)sizeof path)
-        return loom_fail(LOOM_ERR_ARGUMENT, "the path of the output is too long");
-    LOOM_TRY(loom_metrics_open(path, &t->metrics));
     if (config->trace) {
         LOOM_TRY(check_writable(config->output, "trace.json"));
         LOOM_TRY(check_writable(config->output, "timeline.svg"));
@@ -125,7 +124,7 @@ static loom_status test(training *t) {
     if (t->progress)
         loom_progress_note(
             t->progress, "test loss %.4f over %.0f tokens after step %lld", sum / tokens, tokens, (long long)t->done);
-    return t->metrics ? loom_metrics_write_test(t->metrics, t->done, sum / tokens, tokens) : LOOM_OK;
+    return t->report.metrics ? loom_metrics_write_test(t->report.metrics, t->done, sum / tokens, tokens) : LOOM_OK;
 }
 
 /* ---- what is kept ---- */
@@ -248,6 +247,7 @@ static loom_status train_step(training *t, int64_t step, bool *stop) {
         .loss_scale = outcome.loss_scale,
         .num_zeros_in_grad = outcome.num_zeros_in_grad < 0 ? NAN : (double)outcome.num_zeros_in_grad,
         .skipped_steps = outcome.skipped_steps,
+        .memory_bytes = (int64_t)loom_rank_memory(t->rank).high_water,
     };
     t->done = step;
     t->consumed = report.consumed_samples;
@@ -257,7 +257,7 @@ static loom_status train_step(training *t, int64_t step, bool *stop) {
     *stop = result.stop;
     if (t->valid_batches && (step % every == 0 || step == t->config->steps || *stop))
         LOOM_TRY(validate(t, step, &report.validation_loss));
-    return t->metrics ? loom_metrics_write(t->metrics, &report) : LOOM_OK;
+    return loom_cli_report_step(&t->report, &report);
 }
 
 static loom_status set_up(training *t) {
@@ -276,13 +276,13 @@ static loom_status set_up(training *t) {
     LOOM_TRY(loom_agree(loom_rank_world(t->rank), open_reports(t)));
     LOOM_TRY(loom_measure_gemm_rate(t->rank, loom_rank_world(t->rank), &t->gemm_rate));
     t->flops_per_token = loom_model_flops_per_token(loom_parallel_model_config(t->parallel));
-    return LOOM_OK;
+    return loom_agree(loom_rank_world(t->rank), loom_cli_report_begin(&t->report, t->gemm_rate, t->flops_per_token));
 }
 
 static void tear_down(training *t) {
     loom_profile_free(&t->profile);
     loom_progress_destroy(t->progress);
-    loom_metrics_close(t->metrics);
+    loom_cli_report_close(&t->report);
     loom_batches_destroy(t->batches);
     loom_batches_destroy(t->valid_batches);
     loom_parallel_destroy(t->parallel);
@@ -360,8 +360,12 @@ static loom_status keep(training *t) {
 
 static loom_status train(loom_rank *rank, void *argument) {
     const job *given = argument;
-    training t = {
-        .config = given->config, .tokenizer = given->tokenizer, .rank = rank, .resume = given->resume, .saved = -1};
+    training t = {.config = given->config,
+        .tokenizer = given->tokenizer,
+        .rank = rank,
+        .resume = given->resume,
+        .continues = given->continues,
+        .saved = -1};
     loom_status status = set_up(&t);
     if (!status && t.progress) {
         int ranks = loom_rank_count(rank), threads = loom_team_size(loom_rank_team(rank));
@@ -378,6 +382,12 @@ static loom_status train(loom_rank *rank, void *argument) {
         status = keep(&t);
     if (!status && t.config->validation.test && !t.stopped)
         status = test(&t);
+    const char *why = t.stopped                       ? "stopped by SIGTERM"
+                      : t.done < given->config->steps ? "stopped: the batch size has changed"
+                                                      : NULL;
+    status = loom_cli_report_end(&t.report, t.parallel, t.optimizer, why, status);
+    if (!status && t.progress)
+        loom_progress_note(t.progress, "page of the run: %s/report.html", t.config->output);
     if (!status && t.progress && t.stopped)
         loom_progress_note(t.progress, "stopped by SIGTERM after step %lld of %lld; the same command goes on",
             (long long)t.done, (long long)t.config->steps);
@@ -420,7 +430,8 @@ static loom_status find_checkpoint(job *j, const char *given, char *folder, size
     if (given)
         return LOOM_OK;
     LOOM_TRY(loom_cli_checkpoints_path(j->config, folder, bytes));
-    if (loom_cli_has_checkpoint(folder))
+    j->continues = loom_cli_has_checkpoint(folder);
+    if (j->continues)
         j->resume = folder;
     return LOOM_OK;
 }
@@ -433,9 +444,12 @@ int loom_cli_train(int argc, char **argv) {
         "Trains as the run file says, with FIELD=VALUE overriding its fields.\v"
         "Without a launcher the ranks are threads of this process (field `ranks`); under mpirun each process is a "
         "rank. "
-        "Writes OUTPUT/metrics.jsonl, and at the end OUTPUT/model, a Hugging Face directory that model.hf=OUTPUT/model "
+        "Writes OUTPUT/metrics.jsonl, and at the end OUTPUT/report.html, a page of the run, and OUTPUT/model, a "
+        "Hugging Face directory that model.hf=OUTPUT/model "
         "starts from; with profile=true also OUTPUT/profile.json and a table of where the time went, with trace=true "
-        "OUTPUT/trace.json (for Perfetto) and OUTPUT/timeline.svg of what the pipeline's stages did.\n\n"
+        "OUTPUT/trace.json (for Perfetto) and OUTPUT/timeline.svg of what the pipeline's stages did, with "
+        "log.tensorboard=true "
+        "OUTPUT/tensorboard, event files for TensorBoard.\n\n"
         "checkpoint.every=N saves each N steps to OUTPUT/checkpoints; SIGUSR1 saves after the step, SIGTERM (without a "
         "launcher) saves and stops. A save that fails ends the run, and leaves the checkpoint before it as it was. "
         "Where OUTPUT/checkpoints holds a checkpoint, the run goes on from it, at any "

@@ -312,6 +312,26 @@ LOOM_API loom_status loom_run_config_load(
  * fields stay unset. */
 LOOM_API loom_status loom_run_config_from_text(const char *name, const char *text, size_t length,
     const char *const *overrides, int64_t override_count, loom_run_config **config);
+/* How a run that is only planned is checked. */
+typedef struct loom_plan_check {
+    int64_t world_size; /* 0 = the configuration's `ranks` */
+    /* So many of the overrides, the first ones, come from a file of this name: it stands in their messages in place of
+     * "override". */
+    const char *source;
+    int64_t translated;
+    /* Called between loading and checking where loading found no fault: may fill fields in, from a tokenizer, say. Its
+     * faults are reported with the others. NULL = nothing to fill in. */
+    loom_status (*prepare)(void *context, loom_run_config *config);
+    void *context;
+} loom_plan_check;
+
+/* loom_run_config_load and loom_run_config_check in one, for those who plan a run and do not start it: all faults of
+ * both are reported at once, and fields whose part is not built are none: their lines ("not supported yet: …", as
+ * loom_run_config_check says them) come in *not_built, "" where there are none, which the caller frees. Context and
+ * expert parallelism are checked against the model as well. */
+LOOM_API loom_status loom_run_config_load_planned(const char *path, const char *const *overrides,
+    int64_t override_count, const loom_plan_check *check, loom_run_config **config, char **not_built);
+
 /* Frees what loading made, strings included; NULL is accepted. Not for a config from loom_run_config_default. */
 LOOM_API void loom_run_config_destroy(loom_run_config *config);
 

@@ -13,7 +13,9 @@
  *   timeline           the same drawn, planned or measured
  *   kernels, team      the mathematics on raw arrays; compute threads
  *   safetensors, huggingface, report  files; a trained model as a directory; progress line and metrics
+ *   run                the folder of a run read back: its page, who is where as a picture, two runs compared
  *   checkpoint, value  sharded checkpoints as files: what is in them; plain data as Python's pickle has it
+ *   plan               memory, traffic and time of a run before it starts; layouts that fit
  *   checkpoint_tools, load_model  checkpoints rewritten without ranks; a model from what is on the disk alone
  *   profile            where the time goes, operation by operation
  *   names              the nearest of the names there are to one that is not */
@@ -35,9 +37,11 @@
 #include <megaloom/module.h>
 #include <megaloom/names.h>
 #include <megaloom/optim.h>
+#include <megaloom/plan.h>
 #include <megaloom/profile.h>
 #include <megaloom/rank.h>
 #include <megaloom/report.h>
+#include <megaloom/run.h>
 #include <megaloom/safetensors.h>
 #include <megaloom/schedule.h>
 #include <megaloom/stages.h>

@@ -114,8 +114,8 @@ typedef struct loom_model_config {
 } loom_model_config;
 
 /* The defaults of an architecture ("gpt2": LayerNorm, tanh GeLU, learned positions, biases, tied head; "llama":
- * RMSNorm, SwiGLU, rotary positions, no biases, untied head; "mistral": the same; "mixtral": the same
- * with 8 experts, 2 a token; "qwen2": llama's with a bias of qkv;
+ * RMSNorm, SwiGLU, rotary positions, no biases, untied head; "mistral": the same; "mixtral": the same,
+ * with experts where moe.num_moe_experts is set; "qwen2": llama's with a bias of qkv;
  * "qwen3": llama's with norms of query and key heads; "gemma": llama's with GeGLU, zero-centred norms, scaled
  * embeddings and a tied head); sizes are 0 and must be set. Another name, or NULL, gets gpt2's defaults and is refused
  * by name where the configuration is used. `architecture` is borrowed. */

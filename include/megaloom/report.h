@@ -1,5 +1,5 @@
-/* What a run shows and writes down: the progress line, metrics.jsonl, and the machine's own GEMM rate as a yardstick.
- */
+/* What a run shows and writes down while it goes on: the progress line, metrics.jsonl, TensorBoard's event files, and
+ * the machine's own GEMM rate as a yardstick. run.h reads it back. */
 #ifndef MEGALOOM_REPORT_H
 #define MEGALOOM_REPORT_H
 
@@ -28,6 +28,7 @@ typedef struct loom_step_report {
     double loss_scale;        /* 1 without one */
     double num_zeros_in_grad; /* over the whole model */
     int64_t skipped_steps;    /* so far, because of overflows */
+    int64_t memory_bytes;     /* most that the allocator of the reporting rank has handed out at once so far */
 } loom_step_report;
 
 /* metrics.jsonl: one JSON object a line. */
@@ -35,12 +36,23 @@ typedef struct loom_metrics loom_metrics;
 /* Creates the file; one that is there and not empty is renamed to path.old. LOOM_ERR_STATE: another run is writing it.
  */
 LOOM_API loom_status loom_metrics_open(const char *path, loom_metrics **metrics);
+/* The same for a run that goes on after step `last`: the new file begins with the lines of the steps up to it. */
+LOOM_API loom_status loom_metrics_continue(const char *path, int64_t last, loom_metrics **metrics);
 /* Writes the line and flushes it, so that it can be followed. NaN is left out, an infinity is written as null. */
 LOOM_API loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *report);
 /* The line of a test after step `step`: "step", "test_loss" (written as a loss above) and "test_tokens", those that the
  * loss is the mean of. */
 LOOM_API loom_status loom_metrics_write_test(loom_metrics *metrics, int64_t step, double loss, double tokens);
 LOOM_API void loom_metrics_close(loom_metrics *metrics); /* NULL is accepted */
+
+/* An event file that TensorBoard reads: the numbers of each step as scalars, under the names of metrics.jsonl. */
+typedef struct loom_events loom_events;
+/* Makes the folder, not those above it, and a new file in it. Earlier files of the folder stay; TensorBoard drops what
+ * they hold of first_step and later steps, as a run that goes on from a checkpoint does them again. */
+LOOM_API loom_status loom_events_open(const char *folder, int64_t first_step, loom_events **events);
+/* Appends one event and flushes it. NaN, which was not measured, is left out; an infinity is written. */
+LOOM_API loom_status loom_events_write(loom_events *events, const loom_step_report *report);
+LOOM_API void loom_events_close(loom_events *events); /* NULL is accepted */
 
 /* The progress line: rewritten in place on a terminal, else one line every `every` steps. */
 typedef struct loom_progress loom_progress;

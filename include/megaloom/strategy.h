@@ -324,6 +324,12 @@ LOOM_API loom_status loom_parallel_predict_step(
 LOOM_API loom_status loom_parallel_step(loom_parallel *parallel, loom_step_mode mode, loom_batches *batches,
     const loom_step_sizes *sizes, loom_logits_function receive, void *context, loom_step_result *result);
 
+/* From now on sees the output of each operation of each forward of this rank, with the microbatch that it belongs to
+ * (loom_tape_observer says the rest). NULL ends it. Not collective; what the observer does is its own affair. */
+typedef loom_status (*loom_forward_observer)(
+    void *context, const loom_batch *batch, const char *scope, const char *operation, loom_tensor *output);
+LOOM_API void loom_parallel_observe(loom_parallel *parallel, loom_forward_observer observer, void *context);
+
 /* ---- The pipeline ---- */
 
 /* The key of a chunk of this stage in a state: "model_0", "model_1", … with virtual stages, "model" without. key holds

@@ -132,6 +132,11 @@ LOOM_API loom_status loom_tape_create(loom_rank *rank, const loom_tape_options *
 LOOM_API void loom_tape_destroy(loom_tape *tape); /* NULL is accepted */
 LOOM_API loom_rank *loom_tape_rank(const loom_tape *tape);
 LOOM_API bool loom_tape_records(const loom_tape *tape);
+/* Sees the output of each operation that is recorded from now on, before another one reads it (its communication may be
+ * pending: loom_tensor_ready); must not change it. An error ends the operation with it. What a recomputation runs is
+ * seen when it runs first. NULL ends it. */
+typedef loom_status (*loom_tape_observer)(void *context, const char *scope, const char *operation, loom_tensor *output);
+LOOM_API void loom_tape_observe(loom_tape *tape, loom_tape_observer observer, void *context);
 /* Where operations now belong ("decoder.layers.3"), for messages; copied, at most 95 characters. */
 LOOM_API void loom_tape_scope(loom_tape *tape, const char *scope);
 /* Makes the tensor a leaf: its gradient can be read after the backward. A tensor that is a value already is cut off

@@ -13,10 +13,33 @@ void loom__faults_begin(loom__faults *faults) {
     faults->omitted = 0;
     faults->status = LOOM_OK;
     faults->length = 0;
+    faults->not_built = NULL;
     faults->text[0] = '\0';
 }
 
+static bool has_line(const loom__faults *faults, const char *line, size_t length) {
+    const char *end = faults->text + faults->length;
+    for (const char *at = faults->text; at < end;) {
+        const char *next = memchr(at, '\n', (size_t)(end - at));
+        size_t there = (size_t)((next ? next : end) - at);
+        if (there == length && memcmp(at, line, length) == 0)
+            return true;
+        at += there + 1;
+    }
+    return false;
+}
+
+bool loom__faults_has(const loom__faults *faults, const char *line) {
+    return has_line(faults, line, strlen(line));
+}
+
 static void add_line(loom__faults *faults, loom_status status, const char *line, size_t length) {
+    static const char mark[] = "not supported yet";
+    if (faults->not_built && memmem(line, length, mark, sizeof mark - 1)) {
+        if (!has_line(faults->not_built, line, length))
+            add_line(faults->not_built, LOOM_ERR_UNSUPPORTED, line, length);
+        return;
+    }
     faults->count++;
     if (faults->status == LOOM_OK || (faults->status == LOOM_ERR_UNSUPPORTED && status != LOOM_ERR_UNSUPPORTED))
         faults->status = status;

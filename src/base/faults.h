@@ -14,6 +14,8 @@ typedef struct loom__faults {
     int64_t omitted;    /* faults that were counted but no longer fitted in the text */
     loom_status status; /* of the whole: any other fault outweighs "not supported yet" */
     size_t length;
+    /* Where lines about what is not built yet go instead, each once; they are no faults then. NULL = they are. */
+    struct loom__faults *not_built;
     char text[LOOM__FAULTS_BYTES]; /* lines, without the last newline */
 } loom__faults;
 
@@ -23,6 +25,8 @@ void loom__faults_add(loom__faults *faults, loom_status status, const char *form
 void loom__faults_add_record(loom__faults *faults, loom_status status);
 /* True when so many faults were found that looking for more is no use. */
 bool loom__faults_full(const loom__faults *faults);
+/* Whether this very line is among the faults. */
+bool loom__faults_has(const loom__faults *faults, const char *line);
 /* LOOM_OK without faults; otherwise records all of them and returns their status. */
 loom_status loom__faults_end(const loom__faults *faults);
 

@@ -220,14 +220,6 @@ loom_status loom_lr_config_check(const loom_lr_config *config) {
     return loom__faults_end(&faults);
 }
 
-static bool is_named(const loom__faults *faults, const char *line) {
-    size_t length = strlen(line);
-    for (const char *at = faults->text; (at = strstr(at, line)); at += length)
-        if ((at == faults->text || at[-1] == '\n') && (at[length] == '\0' || at[length] == '\n'))
-            return true;
-    return false;
-}
-
 void loom__check_add_part(loom__faults *faults, loom_status status) {
     static const char *const sections[] = {"strategy.", "model.", "data."};
     const char *next;
@@ -241,7 +233,7 @@ void loom__check_add_part(loom__faults *faults, loom_status status) {
         }
         char text[2048];
         snprintf(text, sizeof text, "%s%.*s", section, (int)length, line);
-        if (!is_named(faults, text))
+        if (!loom__faults_has(faults, text))
             loom__faults_add(faults, status, "%s", text);
         next = line + length + (line[length] == '\n');
     }
@@ -452,24 +444,28 @@ static void check_data(const loom_run_config *config, loom__faults *faults) {
     check_split(config, faults);
 }
 
+void loom__check_run(const loom_run_config *config, int64_t world_size, loom__faults *faults) {
+    loom__fields_check(config, "", faults);
+    bool sound = faults->status != LOOM_ERR_CONFIG;
+    if (config->steps == 0)
+        missing(faults, "steps", "an integer >= 1");
+    /* Combinations are judged only where their parts are sound. */
+    if (!sound)
+        return;
+    check_strategy(&config->strategy, faults);
+    loom__check_precision(&config->precision, faults);
+    check_model(config, faults);
+    check_data(config, faults);
+    check_optimizer(&config->optim, faults);
+    check_schedule(&config->lr, config->steps, faults);
+    int64_t data_parallel = world_size > 0 ? check_layout(config, world_size, faults) : 0;
+    check_batch(config, data_parallel, faults);
+    loom__check_pipeline(config, data_parallel, faults);
+}
+
 loom_status loom_run_config_check(const loom_run_config *config, int64_t world_size) {
     loom__faults faults;
     loom__faults_begin(&faults);
-    loom__fields_check(config, "", &faults);
-    bool sound = faults.status != LOOM_ERR_CONFIG;
-    if (config->steps == 0)
-        missing(&faults, "steps", "an integer >= 1");
-    /* Combinations are judged only where their parts are sound. */
-    if (sound) {
-        check_strategy(&config->strategy, &faults);
-        loom__check_precision(&config->precision, &faults);
-        check_model(config, &faults);
-        check_data(config, &faults);
-        check_optimizer(&config->optim, &faults);
-        check_schedule(&config->lr, config->steps, &faults);
-        int64_t data_parallel = world_size > 0 ? check_layout(config, world_size, &faults) : 0;
-        check_batch(config, data_parallel, &faults);
-        loom__check_pipeline(config, data_parallel, &faults);
-    }
+    loom__check_run(config, world_size, &faults);
     return loom__faults_end(&faults);
 }

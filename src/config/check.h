@@ -9,6 +9,13 @@
  * begins with: the parts do not know where a run file says their fields. A fault that two parts find is added once. */
 void loom__check_add_part(loom__faults *faults, loom_status status);
 
+/* All checks of loom_run_config_check. */
+void loom__check_run(const loom_run_config *config, int64_t world_size, loom__faults *faults);
+
+/* The same for a run that is planned, with what context and expert parallelism ask of the model. faulty: one a field of
+ * the table, true where loading has named it already; what else is said about such a field is left out. */
+void loom__check_planned(const loom_run_config *config, const bool *faulty, int64_t world_size, loom__faults *faults);
+
 /* What the strategy's pipeline fields say without a model and a batch. */
 void loom__check_strategy_pipeline(const loom_megatron_strategy_config *strategy, loom__faults *faults);
 /* The layers on the stages, and the microbatches of every batch size of the run in the schedule. data_parallel: ranks,

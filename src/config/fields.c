@@ -250,7 +250,7 @@ const loom__field loom__fields[] = {
     EXPAND(REAL, MOE(moe_router_topk_scaling_factor), "null", NULLABLE, ABOVE(0), DOC("of routing weights")),
     EXPAND(REAL, MOE(moe_router_bias_update_rate), "1.0e-3", FROM(0), NONE_YET(experts), DOC("of expert biases")),
     EXPAND(REAL, MOE(moe_aux_loss_coeff), "0.0", FROM(0), DOC("of the load-balancing loss")),
-    EXPAND(REAL, MOE(moe_z_loss_coeff), "null", NULLABLE, FROM(0), DOC("of the router's z loss")),
+    EXPAND(REAL, MOE(moe_z_loss_coeff), "null", NULLABLE, ABOVE(0), DOC("of the router's z loss")),
     EXPAND(REAL, MOE(moe_input_jitter_eps), "null", NULLABLE, FROM(0), NONE_YET(experts), DOC("noise on router input")),
     EXPAND(REAL, MOE(moe_expert_capacity_factor), "null", NULLABLE, ABOVE(0),
         DOC("tokens an expert takes, over the even share")),
@@ -471,7 +471,7 @@ const loom__field loom__fields[] = {
     BOOL(
         "checkpoint.async_save", checkpoint.async_save, "false", NONE_YET(saving), DOC("write while training goes on")),
     INT("log.every", log.every, "10", FROM(1), DOC("steps between progress lines")),
-    BOOL("log.tensorboard", log.tensorboard, "false", NONE_YET("TensorBoard events"), DOC("write event files")),
+    BOOL("log.tensorboard", log.tensorboard, "false", DOC("write event files to OUTPUT/tensorboard, for TensorBoard")),
     BOOL("trace", trace, "false",
         DOC("what each stage did and when: OUTPUT/trace.json for Perfetto, OUTPUT/timeline.svg of the last step")),
     BOOL("profile", profile, "false", DOC("a table of the time of each operation at the end")),

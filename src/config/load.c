@@ -3,6 +3,7 @@
  * stops at the first fault: types are checked while applying, ranges and names at the end, and all of it is reported
  * together. */
 #include "base/nearest.h"
+#include "config/check.h"
 #include "config/field.h"
 #include "config/from.h"
 #include "config/owner.h"
@@ -20,29 +21,32 @@ enum { PATH_BYTES = 160, HF_CONFIG_BYTES = 1 << 20 };
 
 /* Where a field was given. */
 typedef struct origin {
-    bool given, by_override;
+    bool given;
+    const char *by; /* "override", or the source of translated fields; NULL = the file */
     int line, column;
 } origin;
 
 typedef struct loader {
     loom__config_owner *owner;
     loom__faults faults;
-    origin *origins;        /* one a field */
-    const char *name;       /* of the file */
-    const loom__yaml *yaml; /* the document being applied */
-    bool by_override;
-    loom_status status; /* of what ends the loading at once: memory */
+    origin *origins;             /* one a field */
+    const loom_plan_check *plan; /* NULL = the run is not planned */
+    bool *faulty;                /* one a field: it has not the value that was asked for */
+    const char *name;            /* of the file */
+    const loom__yaml *yaml;      /* the document being applied */
+    const char *by;              /* as of an origin, of what is being applied */
+    loom_status status;          /* of what ends the loading at once: memory */
 } loader;
 
-static void place_text(const loader *load, bool by_override, int line, int column, char *text, size_t bytes) {
-    if (by_override)
-        snprintf(text, bytes, "override: ");
+static void place_text(const loader *load, const char *by, int line, int column, char *text, size_t bytes) {
+    if (by)
+        snprintf(text, bytes, "%.256s: ", by);
     else
         snprintf(text, bytes, "%.256s:%d:%d: ", load->name, line, column);
 }
 
 static void place_of(const loader *load, const loom__yaml_node *node, char *text, size_t bytes) {
-    place_text(load, load->by_override, node->line, node->column, text, bytes);
+    place_text(load, load->by, node->line, node->column, text, bytes);
 }
 
 /* A copy that is fit for one line of a message. */
@@ -84,6 +88,7 @@ static void wrong_type(loader *load, const loom__field *field, const loom__yaml_
     }
     loom__faults_add(
         &load->faults, LOOM_ERR_CONFIG, "%s%s: found %s, expected %s%s", place, field->path, found, expected, hint);
+    load->faulty[field - loom__fields] = true;
 }
 
 /* ---- unknown fields */
@@ -243,8 +248,7 @@ static void apply_field(loader *load, int64_t number, const loom__yaml_node *nod
         *text = own_string(load, *text);
     /* Null means "as the architecture has it", like a field that is not given. */
     bool left_open = field->by_architecture[0] && loom__yaml_is_null(node);
-    load->origins[number] =
-        (origin){.given = !left_open, .by_override = load->by_override, .line = node->line, .column = node->column};
+    load->origins[number] = (origin){.given = !left_open, .by = load->by, .line = node->line, .column = node->column};
 }
 
 static void apply_mapping(loader *load, const char *section, const loom__yaml_node *node);
@@ -329,8 +333,8 @@ static void unknown_section(loader *load, const char *path) {
         start = dot + 1;
     }
     if (loom__field_find(part) >= 0) {
-        loom__faults_add(
-            &load->faults, LOOM_ERR_CONFIG, "override: %s: unknown field; %s is a value, not a section", path, part);
+        loom__faults_add(&load->faults, LOOM_ERR_CONFIG, "%s: %s: unknown field; %s is a value, not a section",
+            load->by, path, part);
         return;
     }
     snprintf(part, sizeof part, "%.*s", (int)strcspn(start, "."), start);
@@ -390,6 +394,11 @@ static bool is_given(const loader *load, const char *path) {
     return load->origins[loom__field_find(path)].given;
 }
 
+/* Mixtral is a Llama with experts. */
+static const char *defaults_of(const char *architecture) {
+    return architecture && strcmp(architecture, "mixtral") == 0 ? "llama" : architecture;
+}
+
 static void finish_fields(loader *load) {
     loom_run_config *config = &load->owner->config;
     char place[320];
@@ -397,11 +406,13 @@ static void finish_fields(loader *load) {
         const loom__field *field = &loom__fields[i];
         const origin *from = &load->origins[i];
         if (!from->given && field->by_architecture[0])
-            loom__field_set_default(field, config->model.config.architecture, config);
+            loom__field_set_default(field, defaults_of(config->model.config.architecture), config);
         if (!from->given)
             continue;
-        place_text(load, from->by_override, from->line, from->column, place, sizeof place);
+        place_text(load, from->by, from->line, from->column, place, sizeof place);
+        int64_t before = load->faults.count;
         loom__field_check(field, config, place, &load->faults);
+        load->faulty[i] = load->faulty[i] || load->faults.count > before;
         /* A default of the architecture is a choice once somebody writes it: model.hf would silently undo it. */
         bool is_choice = field->by_architecture[0] || !loom__field_is_default(field, config);
         if (field->of_hf && config->model.hf && is_choice)
@@ -521,38 +532,67 @@ static loom_status read_from(loader *load) {
     return status;
 }
 
-static loom_status load_all(loader *load, const char *text, size_t length, const char *const *overrides,
+static loom_status load_fields(loader *load, const char *text, size_t length, const char *const *overrides,
     int64_t override_count, bool with_files) {
     if (text)
         LOOM_TRY(apply_file(load, text, length));
-    load->by_override = true;
-    for (int64_t i = 0; i < override_count; i++)
+    for (int64_t i = 0; i < override_count; i++) {
+        load->by = load->plan && i < load->plan->translated ? load->plan->source : "override";
         LOOM_TRY(apply_override(load, overrides[i]));
+    }
     finish_fields(load);
     const loom_run_model *model = &load->owner->config.model;
     if (with_files && (model->hf || model->from) && load->faults.count == 0) {
         loom_status status = model->hf ? read_hf(load) : read_from(load);
         if (status == LOOM_ERR_MEMORY || status == LOOM_ERR_IO)
             return status;
+        /* An architecture that cannot be read is a fault for whoever plans as well: there are no sizes then. */
+        loom__faults *not_built = load->faults.not_built;
+        load->faults.not_built = NULL;
         loom__faults_add_record(&load->faults, status);
+        load->faults.not_built = not_built;
     }
-    return loom__faults_end(&load->faults);
+    return LOOM_OK;
 }
 
+/* What goes on where a run is planned: the whole is checked together with the fields. */
+static loom_status check_plan(loader *load, const loom_plan_check *check) {
+    loom_run_config *config = &load->owner->config;
+    if (check->prepare && load->faults.count == 0) {
+        loom_status status = check->prepare(check->context, config);
+        if (status == LOOM_ERR_MEMORY || status == LOOM_ERR_IO)
+            return status;
+        loom__faults_add_record(&load->faults, status);
+    }
+    /* The check says them again, without the places that loading has put before them. */
+    loom__faults_begin(load->faults.not_built);
+    loom__check_planned(config, load->faulty, check->world_size, &load->faults);
+    return LOOM_OK;
+}
+
+/* check NULL, and with it not_built: the run is not planned, and what is not built is a fault. */
 static loom_status load_config(const char *name, const char *text, size_t length, const char *const *overrides,
-    int64_t override_count, bool with_files, loom_run_config **config) {
-    loader load = {.name = name};
+    int64_t override_count, bool with_files, const loom_plan_check *check, loom__faults *not_built,
+    loom_run_config **config) {
+    loader load = {.name = name, .plan = check};
     loom__faults_begin(&load.faults);
+    load.faults.not_built = not_built;
     load.owner = calloc(1, sizeof *load.owner);
     load.origins = calloc((size_t)loom__field_count, sizeof *load.origins);
+    load.faulty = calloc((size_t)loom__field_count, sizeof *load.faulty);
     loom_status status = LOOM_OK;
-    if (!load.owner || !load.origins) {
+    if (!load.owner || !load.origins || !load.faulty) {
         status = loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", name);
     } else {
         load.owner->config = loom_run_config_default();
-        status = load_all(&load, text, length, overrides, override_count, with_files);
+        status = load_fields(&load, text, length, overrides, override_count, with_files);
+        if (!status && check)
+            status = check_plan(&load, check);
+        if (!status)
+            status = loom__faults_end(&load.faults);
     }
     free(load.origins);
+    free(load.faulty);
     if (status != LOOM_OK) {
         loom__config_owner_destroy(load.owner);
         return status;
@@ -567,12 +607,36 @@ loom_status loom_run_config_load(
     size_t length = 0;
     if (path)
         LOOM_TRY(read_file(path, false, LOOM__YAML_MAX_BYTES, &text, &length));
-    loom_status status = load_config(path ? path : "overrides", text, length, overrides, override_count, true, config);
+    loom_status status =
+        load_config(path ? path : "overrides", text, length, overrides, override_count, true, NULL, NULL, config);
     free(text);
     return status;
 }
 
 loom_status loom_run_config_from_text(const char *name, const char *text, size_t length, const char *const *overrides,
     int64_t override_count, loom_run_config **config) {
-    return load_config(name, text, length, overrides, override_count, false, config);
+    return load_config(name, text, length, overrides, override_count, false, NULL, NULL, config);
+}
+
+loom_status loom_run_config_load_planned(const char *path, const char *const *overrides, int64_t override_count,
+    const loom_plan_check *check, loom_run_config **config, char **not_built) {
+    char *text = NULL, *lines = NULL;
+    size_t length = 0;
+    loom_run_config *made = NULL;
+    loom__faults later;
+    loom__faults_begin(&later);
+    if (path)
+        LOOM_TRY(read_file(path, false, LOOM__YAML_MAX_BYTES, &text, &length));
+    loom_status status =
+        load_config(path ? path : "overrides", text, length, overrides, override_count, true, check, &later, &made);
+    free(text);
+    LOOM_TRY(status);
+    lines = strdup(later.text);
+    if (!lines) {
+        loom_run_config_destroy(made);
+        return loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", path ? path : "overrides");
+    }
+    *config = made;
+    *not_built = lines;
+    return LOOM_OK;
 }

@@ -74,6 +74,7 @@ loom_status loom__decoder_read(loom__decoder *decoder, int64_t *tokens, int64_t 
         .s = s,
         .rows = loom_positions_from(cache->length),
         .rope = gpt->rope,
+        .router = loom__gpt_router_options(gpt, false, 0),
         .cache = cache,
     };
     loom_tape *tape;

@@ -46,6 +46,8 @@ loom_status loom__gpt_create(
 loom_status loom__gpt_forward(void *context, loom_tape *tape, const loom_forward *forward, loom_tensor **output);
 loom_status loom__gpt_activation_shape(void *context, int64_t b, int64_t s, int *dims, int64_t shape[LOOM_MAX_DIMS]);
 
+/* How the model's layers of experts route. */
+loom__router_options loom__gpt_router_options(const loom__gpt *gpt, bool training, double own_loss_scale);
 /* Ranks that share a sequence; 1 without context parallelism. */
 int64_t loom__gpt_context_size(const loom__gpt *gpt);
 /* The groups that cp_comm_type takes. Collective over them. */

@@ -17,7 +17,7 @@ static bool plain_positions(const loom_batch *batch) {
     return true;
 }
 
-static loom__router_options router_options(const loom__gpt *gpt, const loom_forward *forward) {
+loom__router_options loom__gpt_router_options(const loom__gpt *gpt, bool training, double own_loss_scale) {
     const loom_module_environment *environment = &gpt->environment;
     const loom_moe_config *moe = &gpt->config.moe;
     const char *type = moe->moe_router_load_balancing_type ? moe->moe_router_load_balancing_type : "aux_loss";
@@ -27,10 +27,10 @@ static loom__router_options router_options(const loom__gpt *gpt, const loom_forw
         .router = loom__model_router(&gpt->config),
         .groups = {environment->expert_group, slices, environment->experts_group,
             moe->moe_token_dispatcher_type && strcmp(moe->moe_token_dispatcher_type, "allgather") == 0},
-        .training = forward->training,
+        .training = training,
         .balance_coefficient = balanced ? moe->moe_aux_loss_coeff : 0,
         .z_coefficient = moe->moe_z_loss_coeff,
-        .own_loss_scale = forward->own_loss_scale,
+        .own_loss_scale = own_loss_scale,
         .balance_per_sequence = per_sequence,
         .balance_group = environment->balance_group,
     };
@@ -62,7 +62,7 @@ static loom_status make_microbatch(const loom__gpt *gpt, const loom_forward *for
             positions[i] = (int32_t)batch->position_ids[i];
         m->positions = positions;
     }
-    m->router = router_options(gpt, forward);
+    m->router = loom__gpt_router_options(gpt, forward->training, forward->own_loss_scale);
     loom_status status = loom__gpt_share_sequence(gpt, batch, m);
     if (status) {
         loom__microbatch_release(m);

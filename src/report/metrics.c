@@ -1,4 +1,6 @@
-/* metrics.jsonl: the run's numbers, a line a step, readable while the run goes on. */
+/* metrics.jsonl: the run's numbers, a line a step, readable while the run goes on. A file is only ever replaced as a
+ * whole, by a new one that may begin with its lines: what an earlier run wrote is never changed. */
+#include "report/columns.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -9,6 +11,12 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#define REAL(member, text) {text, offsetof(loom_step_report, member), false},
+#define INTEGER(member, text) {text, offsetof(loom_step_report, member), true},
+const loom__column loom__columns[LOOM__COLUMNS] = {LOOM__COLUMN_LIST(REAL, INTEGER)};
+#undef REAL
+#undef INTEGER
 
 struct loom_metrics {
     FILE *file;
@@ -41,14 +49,16 @@ static loom_status lock_named(const char *path, int *out) {
     }
 }
 
-/* Sets an earlier run's lines aside. The lock on the old file is held until the new one is locked, so that nobody else
- * sets anything aside in between. */
-static loom_status set_aside(const char *path, int *fd) {
-    char old[4096];
+enum { PATH_BYTES = 4096 };
+
+/* Sets an earlier run's lines aside, to the path `old`; *was_there false: there were none. The lock on the old file is
+ * held until the new one is locked, so that nobody else sets anything aside in between. */
+static loom_status set_aside(const char *path, int *fd, char old[PATH_BYTES], bool *was_there) {
     struct stat found;
-    if (fstat(*fd, &found) != 0 || !S_ISREG(found.st_mode) || found.st_size == 0)
+    *was_there = fstat(*fd, &found) == 0 && S_ISREG(found.st_mode) && found.st_size > 0;
+    if (!*was_there)
         return LOOM_OK;
-    if (snprintf(old, sizeof old, "%s.old", path) >= (int)sizeof old)
+    if (snprintf(old, PATH_BYTES, "%s.old", path) >= PATH_BYTES)
         return loom_fail(LOOM_ERR_ARGUMENT, "the path of the metrics is too long");
     int fresh = -1;
     loom_status status =
@@ -58,22 +68,52 @@ static loom_status set_aside(const char *path, int *fd) {
     return status;
 }
 
-static loom_status open_locked(const char *path, FILE **file) {
+/* The lines of the steps up to `last`. A line that was cut off when its run was killed is of no step. */
+static loom_status keep_lines(const char *old, int64_t last, FILE *to) {
+    FILE *from = fopen(old, "r");
+    char *line = NULL;
+    size_t bytes = 0;
+    if (!from)
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be read: %m", old);
+    for (ssize_t length; (length = getline(&line, &bytes, from)) > 0;) {
+        long long step;
+        if (line[length - 1] == '\n' && sscanf(line, "{\"step\":%lld,", &step) == 1 && step <= last)
+            fwrite(line, 1, (size_t)length, to);
+    }
+    free(line);
+    bool bad = ferror(from) != 0;
+    fclose(from);
+    if (bad || fflush(to) != 0)
+        return loom_fail(LOOM_ERR_IO, "%s: its lines cannot be kept: %m", old);
+    return LOOM_OK;
+}
+
+static loom_status open_locked(const char *path, int64_t last, FILE **file) {
     int fd;
+    char old[PATH_BYTES];
+    bool was_there;
     LOOM_TRY(lock_named(path, &fd));
-    LOOM_TRY(set_aside(path, &fd));
+    LOOM_TRY(set_aside(path, &fd, old, &was_there));
     *file = fdopen(fd, "w");
-    if (*file)
-        return LOOM_OK;
-    close(fd);
-    return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    if (!*file) {
+        close(fd);
+        return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
+    }
+    loom_status status = was_there && last > 0 ? keep_lines(old, last, *file) : LOOM_OK;
+    if (status)
+        fclose(*file);
+    return status;
 }
 
 loom_status loom_metrics_open(const char *path, loom_metrics **out) {
+    return loom_metrics_continue(path, 0, out);
+}
+
+loom_status loom_metrics_continue(const char *path, int64_t last, loom_metrics **out) {
     loom_metrics *metrics = calloc(1, sizeof *metrics);
     char *copy = metrics ? strdup(path) : NULL;
     loom_status status =
-        copy ? open_locked(path, &metrics->file) : loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", path);
+        copy ? open_locked(path, last, &metrics->file) : loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", path);
     if (status) {
         free(copy);
         free(metrics);
@@ -104,17 +144,14 @@ loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *re
     if (!object)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a line of metrics");
     json_object_set_new(object, "step", json_integer(report->step));
-    put(object, "loss", report->loss);
-    put(object, "grad_norm", report->grad_norm);
-    put(object, "learning_rate", report->learning_rate);
-    put(object, "tokens_per_second", report->tokens_per_second);
-    json_object_set_new(object, "consumed_samples", json_integer(report->consumed_samples));
-    put(object, "step_seconds", report->seconds);
-    put(object, "gemm_share", report->gemm_share);
-    put(object, "validation_loss", report->validation_loss);
-    put(object, "loss_scale", report->loss_scale);
-    json_object_set_new(object, "skipped_steps", json_integer(report->skipped_steps));
-    put(object, "num_zeros_in_grad", report->num_zeros_in_grad);
+    for (int i = 0; i < LOOM__COLUMNS; i++) {
+        const loom__column *column = &loom__columns[i];
+        double value = loom__column_value(column, report);
+        if (column->integer)
+            json_object_set_new(object, column->name, json_integer((json_int_t)value));
+        else
+            put(object, column->name, value);
+    }
     return write_line(metrics, object);
 }
 

@@ -66,7 +66,7 @@ loom_status loom_gpt_visit(loom_parallel *parallel, bool gradients,
 
 static bool writes_hf(const loom_parallel *parallel) {
     loom_comm *const *groups = parallel->fabric->groups;
-    return loom_comm_rank(groups[LOOM_GROUP_TP]) == 0 && loom_comm_rank(groups[LOOM_GROUP_DP]) == 0 &&
+    return loom_comm_rank(groups[LOOM_GROUP_TP]) == 0 && loom_comm_rank(groups[LOOM_GROUP_DP_CP]) == 0 &&
            loom_comm_rank(groups[LOOM_GROUP_PP]) == 0;
 }
 

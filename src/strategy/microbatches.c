@@ -303,6 +303,16 @@ static loom_status finish_model(step_work *work, const loom_forward *forward, lo
     return LOOM_OK;
 }
 
+typedef struct observed {
+    const loom_parallel *parallel;
+    const loom_batch *batch;
+} observed;
+
+static loom_status observe(void *context, const char *scope, const char *operation, loom_tensor *output) {
+    const observed *of = context;
+    return of->parallel->observer(of->parallel->observer_context, of->batch, scope, operation, output);
+}
+
 static loom_status run_module(
     step_work *work, int64_t chunk, loom_tape *tape, loom_tensor *input, loom_tensor **output, loom_tensor **d_output) {
     loom_parallel *parallel = work->parallel;
@@ -322,7 +332,10 @@ static loom_status run_module(
     if (begins(parallel, chunk) && precision->convert_input)
         LOOM_TRY(precision->convert_input(precision->context, forward.batch));
     loom_profile_phase before = loom__profile_phase(rank, LOOM_PROFILE_FORWARD);
+    observed seen = {parallel, forward.batch};
+    loom_tape_observe(tape, parallel->observer ? observe : NULL, &seen);
     loom_status status = module->forward(module->context, tape, &forward, &made);
+    loom_tape_observe(tape, NULL, NULL);
     if (!status && last) {
         loom__profile_phase(rank, LOOM_PROFILE_LOSS);
         status = finish_model(work, &forward, tape, &made, logits, d_output);

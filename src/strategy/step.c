@@ -186,3 +186,8 @@ loom_status loom_parallel_predict_step(
     loom_step_result result;
     return loom_parallel_step(parallel, LOOM_PREDICT, batches, NULL, receive, context, &result);
 }
+
+void loom_parallel_observe(loom_parallel *parallel, loom_forward_observer observer, void *context) {
+    parallel->observer = observer;
+    parallel->observer_context = context;
+}

@@ -64,6 +64,8 @@ struct loom_parallel {
     loom__pipeline *pipeline;
     loom__step_schedule training, evaluation;
     loom__trace trace;
+    loom_forward_observer observer; /* NULL = none */
+    void *observer_context;
     loom__ddp *ddp; /* NULL for inference */
     loom_loss_reduction reduction;
     loom_parameter *const *parameters;

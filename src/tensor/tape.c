@@ -81,6 +81,11 @@ bool loom_tape_records(const loom_tape *tape) {
     return tape->options.record;
 }
 
+void loom_tape_observe(loom_tape *tape, loom_tape_observer observer, void *context) {
+    tape->observer = observer;
+    tape->observer_context = context;
+}
+
 void loom_tape_scope(loom_tape *tape, const char *scope) {
     strncpy(tape->scope, scope, sizeof tape->scope - 1);
     tape->scope[sizeof tape->scope - 1] = '\0';
@@ -156,6 +161,8 @@ loom_status loom_tape_record(loom_tape *tape, const loom_op *op, size_t state_by
         return loom_fail(
             LOOM_ERR_ARGUMENT, "inputs of %s: found %d, expected 0 to %d", op->name, input_count, LOOM_MAX_INPUTS);
     LOOM_TRY(check_output(tape, op, output));
+    if (tape->observer)
+        LOOM_TRY(tape->observer(tape->observer_context, tape->scope, op->name, output));
     *out = NULL;
     bool wanted = false;
     for (int i = 0; i < input_count; i++)

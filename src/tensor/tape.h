@@ -31,6 +31,8 @@ struct loom_tape {
     bool nested; /* a recomputation's tape: the uses of parameters are counted by the outer one */
     bool walked;
     loom_node *collector; /* while a recomputed function runs for the first time: who notes the parameters it uses */
+    loom_tape_observer observer; /* NULL = none */
+    void *observer_context;
     char scope[LOOM__SCOPE_BYTES];
     int64_t value_count, value_capacity;
     loom_tensor **gradients; /* [value_count] */

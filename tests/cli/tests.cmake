@@ -16,3 +16,10 @@ foreach(case IN LISTS cli_cases)
   endforeach()
   set_tests_properties(cli.${name} PROPERTIES TIMEOUT ${seconds} LABELS "${labels}")
 endforeach()
+
+# The engine of check-layout, with faults that the command has no way to make.
+loom_test(cli_layout_faults tests/cli/layout_faults.c megaloom)
+target_include_directories(cli_layout_faults PRIVATE ${CMAKE_SOURCE_DIR})
+target_sources(cli_layout_faults PRIVATE cli/layout_check.c cli/train_data.c cli/common.c)
+add_test(NAME cli.layout_faults COMMAND cli_layout_faults)
+set_tests_properties(cli.layout_faults PROPERTIES TIMEOUT 120 LABELS cli)

@@ -217,16 +217,22 @@ static void transforms_equal_nemos(void **state) {
 typedef struct names {
     const json_t *expected; /* list of Hugging Face names */
     size_t found;
-    long layer;
+    long layer, expert;
 } names;
 
-/* Replaces {l} by the layer number. */
-static void with_layer(const char *pattern, long layer, char *name, size_t bytes) {
-    const char *hole = strstr(pattern, "{l}");
+static void fill_hole(const char *pattern, const char *what, long number, char *name, size_t bytes) {
+    const char *hole = strstr(pattern, what);
     if (hole)
-        snprintf(name, bytes, "%.*s%ld%s", (int)(hole - pattern), pattern, layer, hole + 3);
+        snprintf(name, bytes, "%.*s%ld%s", (int)(hole - pattern), pattern, number, hole + strlen(what));
     else
         snprintf(name, bytes, "%s", pattern);
+}
+
+/* Replaces {l} by the number of the layer, {e} by that of the expert. */
+static void with_numbers(const char *pattern, long layer, long expert, char *name, size_t bytes) {
+    char half[256];
+    fill_hole(pattern, "{l}", layer, half, sizeof half);
+    fill_hole(half, "{e}", expert, name, bytes);
 }
 
 static loom_status check_name(void *context, const loom__hf_tensor *tensor) {
@@ -235,7 +241,7 @@ static loom_status check_name(void *context, const loom__hf_tensor *tensor) {
     size_t index;
     json_t *expected;
     json_array_foreach((json_t *)to->expected, index, expected) {
-        with_layer(json_string_value(expected), to->layer, name, sizeof name);
+        with_numbers(json_string_value(expected), to->layer, to->expert, name, sizeof name);
         if (strcmp(name, tensor->name) == 0) {
             to->found++;
             return LOOM_OK;
@@ -244,12 +250,13 @@ static loom_status check_name(void *context, const loom__hf_tensor *tensor) {
     return loom_fail(LOOM_ERR_NOT_FOUND, "%s is not expected", tensor->name);
 }
 
-static void check_parameter(const loom__model_spec *spec, const char *megatron, const json_t *fact, long layer) {
+static void check_parameter(
+    const loom__model_spec *spec, const char *megatron, const json_t *fact, long layer, long expert) {
     const loom__parameter_descriptor *parameter = find(spec, megatron);
     if (!parameter)
         fail_msg("%s is missing", megatron);
     const json_t *hf = json_object_get(fact, "hf");
-    names to = {.expected = hf, .layer = layer};
+    names to = {.expected = hf, .layer = layer, .expert = expert};
     if (loom__hf_parameter_tensors(spec, parameter, check_name, &to) != LOOM_OK)
         fail_msg("%s: %s", megatron, loom_error_message());
     assert_int_equal(to.found, json_array_size(hf));
@@ -262,6 +269,8 @@ static void check_parameter(const loom__model_spec *spec, const char *megatron, 
     }
 }
 
+enum { FAMILY_EXPERTS = 3 };
+
 /* A model of the family with every parameter its facts list. */
 static loom_status spec_of_family(const char *family, loom__model_spec **spec) {
     loom_model_config config = loom_model_config_default(family);
@@ -271,7 +280,8 @@ static loom_status spec_of_family(const char *family, loom__model_spec **spec) {
     config.seq_length = 8;
     config.vocab_size = 10;
     config.make_vocab_size_divisible_by = 4;
-    LOOM_TRY(loom__model_config_complete(&config, 2, false));
+    config.moe.num_moe_experts = strcmp(family, "mixtral") == 0 ? FAMILY_EXPERTS : 0;
+    LOOM_TRY(loom__model_config_complete(&config, 2, true));
     return loom__model_spec_create(&config, spec);
 }
 
@@ -299,11 +309,12 @@ static void names_equal_the_table(void **state) {
                 const char *pattern = golden_string(fact, "local_spec_name", golden_string(fact, "megatron", ""));
                 char megatron[256];
                 bool layered = strstr(pattern, "{l}") != NULL;
-                in_layers += layered;
+                long experts = strstr(pattern, "{e}") ? FAMILY_EXPERTS : 1;
+                in_layers += layered ? (size_t)experts : 0;
                 outside += !layered;
-                for (long layer = 0; layer < (layered ? 3 : 1); layer++) {
-                    with_layer(pattern, layer, megatron, sizeof megatron);
-                    check_parameter(spec, megatron, fact, layer);
+                for (long at = 0; at < (layered ? 3 : 1) * experts; at++) {
+                    with_numbers(pattern, at / experts, at % experts, megatron, sizeof megatron);
+                    check_parameter(spec, megatron, fact, at / experts, at % experts);
                 }
             }
             assert_int_equal(spec->count, 3 * in_layers + outside);
@@ -336,7 +347,7 @@ static loom_status spec_of_case(const json_t *json, int64_t tp, loom__model_spec
     loom_status status = loom__hf_model_config(path, text, length, &config);
     free(text);
     LOOM_TRY(status);
-    LOOM_TRY(loom__model_config_complete(&config, tp, false));
+    LOOM_TRY(loom__model_config_complete(&config, tp, tp > 1));
     return loom__model_spec_create(&config, spec);
 }
 
@@ -366,7 +377,7 @@ static void parameters_equal_megatron_cores(void **state) {
                 check_shape(json_object_get(param, "shape"), parameter->dims, whole);
                 if (json_object_get(param, "shape_tp2"))
                     check_shape(json_object_get(param, "shape_tp2"), parameter->dims, half);
-                check_parameter(spec, name, param, 0);
+                check_parameter(spec, name, param, 0, 0);
             }
             assert_int_equal(spec->count, json_object_size(params));
             loom__model_spec_destroy(spec);

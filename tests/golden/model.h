@@ -223,6 +223,10 @@ static inline bool golden_layout_divides(
     if (config->moe.num_moe_experts > 0 && layout->tp > 1 && !layout->sp)
         return false;
     int64_t ep = layout->ep ? layout->ep : 1;
+    /* Instances of the distributed optimizer share out the copies of an expert as well. */
+    int64_t etp = layout->etp ? layout->etp : layout->tp, contexts = layout->cp ? layout->cp : 1;
+    if (layout->instances > 1 && layout->tp * layout->dp * contexts / (ep * etp) % layout->instances)
+        return false;
     if (ep > 1 && (config->moe.num_moe_experts == 0 || config->moe.num_moe_experts % ep))
         return false;
     int64_t cp = layout->cp ? layout->cp : 1,

@@ -5,7 +5,7 @@
 
 enum { POSITIONS = 48, ROWS = 3, MADE = 40, SEEDS = 4 };
 
-typedef enum model_kind { GPT2, LLAMA_GROUPS, LLAMA_WINDOW, KINDS } model_kind;
+typedef enum model_kind { GPT2, LLAMA_GROUPS, LLAMA_WINDOW, KINDS, EXPERTS = KINDS } model_kind;
 
 /* Initial weights so large that the logits are far from equal, and tokens hang on those before them. */
 static loom_model_config config_of(model_kind kind) {
@@ -19,6 +19,7 @@ static loom_model_config config_of(model_kind kind) {
         config.vocab_size = SMALL_VOCABULARY;
         config.make_vocab_size_divisible_by = 4;
         config.window_size = kind == LLAMA_WINDOW ? 5 : 0;
+        config.moe.num_moe_experts = kind == EXPERTS ? 4 : 0;
     }
     config.seq_length = POSITIONS;
     config.max_position_embeddings = POSITIONS;
@@ -234,6 +235,7 @@ static void the_cache_changes_no_token(void **state) {
     for (model_kind kind = 0; kind < KINDS; kind++)
         for (int ranks = 1; ranks <= 4; ranks *= 2)
             on_ranks(ranks, kind, compare_with_a_whole_forward, NULL);
+    on_ranks(1, EXPERTS, compare_with_a_whole_forward, NULL);
 }
 
 /* ---- ends ---- */

@@ -346,17 +346,17 @@ TEST(a_thousand_faults_end_in_a_short_message) {
 
 TEST(what_is_not_built_is_refused_by_name) {
     (void)state;
-    expect_file("strategy:\n  context_parallel_size: 2\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:2:26: not supported yet: strategy.context_parallel_size=2 (context parallelism); only 1 works");
+    expect_file("strategy:\n  moe_extended_tp: true\n", LOOM_ERR_UNSUPPORTED,
+        "run.yaml:2:20: not supported yet: strategy.moe_extended_tp=true (mixture of experts); only false works");
     expect_file("precision: {precision: bf16-mixed, fp8: hybrid, fp4: e2m1}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:54: not supported yet: precision.fp4=e2m1 (fp4); only null works\n"
         "run.yaml:1:41: not supported yet: precision.fp8=hybrid (fp8); only null works");
     expect_file("strategy: {ddp: {use_megatron_fsdp: true}}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:37: not supported yet: strategy.ddp.use_megatron_fsdp=true (fully sharded data parallelism); only "
         "false works");
-    expect_file("model: {architecture: mixtral}\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:1:23: not supported yet: model.architecture=mixtral (the architecture); what works: gpt2, llama, "
-        "mistral, qwen2, qwen3, gemma");
+    expect_file("model: {architecture: t5}\n", LOOM_ERR_UNSUPPORTED,
+        "run.yaml:1:23: not supported yet: model.architecture=t5 (the architecture); what works: gpt2, llama, "
+        "mistral, mixtral, qwen2, qwen3, gemma");
     expect_file("checkpoint: {async_save: true}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:26: not supported yet: checkpoint.async_save=true (saving while training goes on); only false "
         "works");
@@ -366,9 +366,10 @@ TEST(what_is_not_built_is_refused_by_name) {
 
 TEST(a_fault_outweighs_not_supported_yet) {
     (void)state;
-    expect_file("seed: x\nlog: {tensorboard: true}\n", LOOM_ERR_CONFIG,
+    expect_file("seed: x\ncheckpoint: {async_save: true}\n", LOOM_ERR_CONFIG,
         "run.yaml:1:7: seed: found \"x\", expected an integer from 0 to 4294967295\n"
-        "run.yaml:2:20: not supported yet: log.tensorboard=true (TensorBoard events); only false works");
+        "run.yaml:2:26: not supported yet: checkpoint.async_save=true (saving while training goes on); only false "
+        "works");
 }
 
 TEST(fields_of_the_wrapper_that_is_not_used_are_named) {
@@ -412,8 +413,8 @@ TEST(override_faults_are_named) {
     expect_override("seed.x=3", LOOM_ERR_CONFIG, "override: seed.x: unknown field; seed is a value, not a section");
     expect_override("data.path=[1, a", LOOM_ERR_CONFIG,
         "override data.path:2:1: did not find expected ',' or ']', while parsing a flow sequence");
-    expect_override("strategy.context_parallel_size=2", LOOM_ERR_UNSUPPORTED,
-        "override: not supported yet: strategy.context_parallel_size=2 (context parallelism); only 1 works");
+    expect_override("strategy.moe_extended_tp=true", LOOM_ERR_UNSUPPORTED,
+        "override: not supported yet: strategy.moe_extended_tp=true (mixture of experts); only false works");
 }
 
 TEST(a_missing_file_is_named) {

@@ -1,0 +1,121 @@
+/* A configuration as the numbers that the estimates are made of, over the files of this room. */
+#ifndef PLAN_SIZES_H
+#define PLAN_SIZES_H
+
+#include "spec/parameter.h"
+#include <megaloom/plan.h>
+#include <megaloom/schedule.h>
+
+typedef struct loom__plan_sizes {
+    const loom_run_config *config;
+    loom_model_config model; /* completed */
+    loom_layout layout;
+    int64_t tp, cp, ep, etp, pp, chunks;
+    int64_t dp;                    /* data-parallel ranks; replicas of dense parameters are dp * cp */
+    int64_t edp;                   /* replicas of expert parameters */
+    int64_t shards, expert_shards; /* of the optimizer; 1 = each rank has all */
+    bool sharded, sequence_parallel;
+    int64_t b, s;           /* samples of a microbatch, tokens of a sample on one context rank */
+    int64_t rows, own_rows; /* tokens of a microbatch on a rank: between and outside the tensor-parallel regions */
+    int64_t width, wire;    /* bytes of an activation, and of one between stages */
+    loom_schedule_config schedule;
+    loom_stage *stages;    /* [chunks, pp], in order of depth */
+    int64_t most_forwards; /* of all stages, that lists and simulation may go through */
+} loom__plan_sizes;
+
+/* Errors: those of the layout, the model, the split and the schedule. loom__plan_sizes_free. */
+loom_status loom__plan_sizes_make(const loom_run_config *config, int64_t world_size, loom__plan_sizes *sizes);
+void loom__plan_sizes_free(loom__plan_sizes *sizes);
+
+/* Whether the layer has experts in place of an MLP. */
+bool loom__plan_has_experts(const loom__plan_sizes *sizes, int64_t layer);
+int64_t loom__plan_expert_width(const loom__plan_sizes *sizes);
+/* The stage's chunk. */
+const loom_stage *loom__plan_chunk_of(const loom__plan_sizes *sizes, int64_t stage, int64_t chunk);
+/* Layers of a chunk: *with_experts of them have experts. */
+int64_t loom__plan_count_layers(const loom__plan_sizes *sizes, const loom_stage *chunk, int64_t *with_experts);
+
+/* Parameters of a part of the model. */
+typedef struct loom__plan_parameters {
+    int64_t whole;         /* without padding */
+    int64_t active;        /* that one token meets */
+    int64_t rank;          /* on one rank, padding included */
+    int64_t buffer;        /* their places in the gradient buffer of a rank; dense and expert */
+    int64_t expert_buffer; /* the expert ones of these */
+    int64_t partial;       /* on a rank: summed over tensor ranks at the end of a step */
+} loom__plan_parameters;
+
+typedef struct loom__plan_model {
+    loom__plan_parameters embedding, layer, expert_layer, head; /* head: final norm and head; a tied head not counted */
+    loom__plan_parameters tied_head;                            /* the copy of a last stage; zeros without a tie */
+} loom__plan_model;
+
+loom_status loom__plan_parameters_make(const loom__plan_sizes *sizes, loom__plan_model *model);
+/* Of all chunks of a stage: the buffer with its gaps and ends. */
+loom__plan_parameters loom__plan_stage_parameters(
+    const loom__plan_sizes *sizes, const loom__plan_model *model, int64_t stage);
+
+/* Bytes by kind: what is kept for backwards, what passes, logits. */
+typedef struct loom__plan_bytes {
+    double activations, buffers, logits;
+} loom__plan_bytes;
+static inline double loom__plan_bytes_sum(const loom__plan_bytes *bytes) {
+    return bytes->activations + bytes->buffers + bytes->logits;
+}
+
+/* The memory of one chunk for one microbatch, from before its forward. */
+typedef struct loom__plan_ledger {
+    loom__plan_bytes forward;  /* at the worst moment of the forward, the input counted */
+    loom__plan_bytes kept;     /* between forward and backward */
+    loom__plan_bytes backward; /* at the worst moment of the backward, of its input half where it is in two */
+    loom__plan_bytes halfway;  /* between the halves */
+    loom__plan_bytes weights;  /* at the worst moment of the weight half */
+} loom__plan_ledger;
+
+/* Walks the operations of a chunk that begins and ends as `chunk` does, with so many layers of each kind; no more than
+ * its arrays have room for (LOOM_ERR_INTERNAL). split: the backward is in two halves. */
+loom_status loom__plan_walk(const loom__plan_sizes *sizes, const loom_stage *chunk, int64_t dense, int64_t experts,
+    bool split, loom__plan_ledger *ledger);
+/* The same of the whole chunk. split: the backward is in two halves. */
+loom_status loom__plan_ledger_make(
+    const loom__plan_sizes *sizes, const loom_stage *chunk, bool split, loom__plan_ledger *ledger);
+
+/* Fills in the stages but for flops and idle, memory_setup and `worst`. schedule: that of the sizes, perhaps of fewer
+ * microbatches; NULL = counted by its formula. */
+loom_status loom__plan_memory_make(const loom__plan_sizes *sizes, const loom__plan_model *model,
+    const loom_schedule_config *schedule, loom_plan *plan);
+
+/* Operations of one token in one part, forward alone. */
+typedef struct loom__plan_flops {
+    double layer, expert_layer, head; /* attention by half where it is causal */
+    double full;                      /* what attention over the whole sequence adds to a layer */
+    double attention;                 /* of a layer: what selective recomputation repeats */
+} loom__plan_flops;
+loom__plan_flops loom__plan_flops_of(const loom__plan_sizes *sizes);
+
+/* Fills in traffic. */
+void loom__plan_traffic_make(
+    const loom__plan_sizes *sizes, const loom__plan_model *model, const loom_plan_machine *machine, loom_plan *plan);
+/* Bytes that a rank sends for one microbatch in one chunk: forward, and backward. */
+typedef struct loom__plan_chunk_traffic {
+    double forward[LOOM_PLAN_TRAFFIC_KINDS], backward[LOOM_PLAN_TRAFFIC_KINDS];
+} loom__plan_chunk_traffic;
+loom__plan_chunk_traffic loom__plan_chunk_traffic_of(const loom__plan_sizes *sizes, const loom_stage *chunk);
+/* Bytes of a message between stages. */
+double loom__plan_message(const loom__plan_sizes *sizes);
+/* The share of a kind's messages that go from node to node. */
+double loom__plan_across(const loom__plan_sizes *sizes, loom_plan_traffic_kind kind, int64_t ranks_per_node);
+
+/* A schedule whose lists can be made and simulated in a moment: that of the sizes, or, of so many microbatches that
+ * this cannot, one of fewer whose worst moment is the same. False where there are too many stages even for that. */
+bool loom__plan_short_schedule(const loom__plan_sizes *sizes, loom_schedule_config *schedule);
+/* Fills in operations, bubble and times; after memory and traffic. schedule: as above. */
+loom_status loom__plan_time_make(const loom__plan_sizes *sizes, const loom_plan_machine *machine,
+    const loom_schedule_config *schedule, loom_plan *plan);
+/* loom_plan_make for so many forwards: see loom__plan_sizes. */
+loom_status loom__plan_make(
+    const loom_run_config *config, const loom_plan_options *options, int64_t most_forwards, loom_plan **plan);
+/* Fills in the line of what binds; last. */
+void loom__plan_binds(const loom__plan_sizes *sizes, loom_plan *plan);
+
+#endif

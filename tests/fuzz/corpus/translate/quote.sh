@@ -1,0 +1,1 @@
+m--num-layers "1

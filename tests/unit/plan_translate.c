@@ -1,0 +1,240 @@
+/* Files of Megatron-LM, NeMo and Megatron-Bridge: the fields they give, what is left out, and text that is broken. */
+#include <megaloom/plan.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef loom_status (*translator)(const char *, const char *, size_t, loom_plan_translation *);
+
+static loom_plan_translation translated(translator translate, const char *text) {
+    loom_plan_translation made = {0};
+    if (translate("file", text, strlen(text), &made))
+        fail_msg("%s", loom_error_message());
+    return made;
+}
+
+/* The last one of a field wins. */
+static const char *value_of(const loom_plan_translation *t, const char *field) {
+    size_t length = strlen(field);
+    for (int64_t i = t->override_count - 1; i >= 0; i--)
+        if (strncmp(t->overrides[i], field, length) == 0 && t->overrides[i][length] == '=')
+            return t->overrides[i] + length + 1;
+    return NULL;
+}
+
+static void expect(const loom_plan_translation *t, const char *field, const char *value) {
+    const char *found = value_of(t, field);
+    if (!found || strcmp(found, value) != 0)
+        fail_msg("%s: found %s, expected %s", field, found ? found : "nothing", value);
+}
+
+static const char megatron[] = "#!/bin/bash\n# a job\n"
+                               "torchrun --nproc_per_node=8 --nnodes 4 pretrain_gpt.py \\\n"
+                               "  --num-layers 24 --hidden-size '1024' --num-attention-heads \"16\" \\\n"
+                               "  --seq-length 2048 --max-position-embeddings 2048 --swiglu --disable-bias-linear \\\n"
+                               "  --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 \\\n"
+                               "  --num-layers-per-virtual-pipeline-stage 3 --sequence-parallel \\\n"
+                               "  --micro-batch-size 2 --global-batch-size 64 --rampup-batch-size 32 32 1000 \\\n"
+                               "  --train-samples 6400 --bf16 --normalization RMSNorm --lr-decay-style cosine \\\n"
+                               "  --data-path 'a b' --save $DIR --new-thing 1 2 --tokenizer-type GPT2BPETokenizer\n";
+
+static void a_command_line_of_megatron_gives_the_fields_of_a_run_file(void **state) {
+    (void)state;
+    loom_plan_translation t = translated(loom_plan_translate_megatron, megatron);
+    expect(&t, "model.num_layers", "24");
+    expect(&t, "model.hidden_size", "1024");
+    expect(&t, "model.num_attention_heads", "16");
+    expect(&t, "model.activation", "swiglu");
+    expect(&t, "model.add_bias_linear", "false");
+    expect(&t, "model.normalization", "rmsnorm");
+    expect(&t, "model.hidden_dropout", "0.1"); /* Megatron-LM's default */
+    expect(&t, "model.ffn_hidden_size", "2688");
+    expect(&t, "model.vocab_size", "50257");
+    expect(&t, "strategy.tensor_model_parallel_size", "2");
+    expect(&t, "strategy.virtual_pipeline_model_parallel_size", "2");
+    expect(&t, "strategy.sequence_parallel", "true");
+    expect(&t, "data.rampup_batch_size", "[32, 32, 1000]");
+    expect(&t, "steps", "100");
+    expect(&t, "precision", "bf16-mixed");
+    expect(&t, "optim.schedule", "megatron-cosine");
+    assert_int_equal(t.world_size, 32);
+    assert_string_equal(t.left_out, "--new-thing has no field here");
+    loom_plan_translation_free(&t);
+}
+
+static void the_translation_of_a_command_line_is_planned(void **state) {
+    (void)state;
+    loom_plan_translation t = translated(loom_plan_translate_megatron, megatron);
+    loom_run_config *config = NULL;
+    char *not_built = NULL;
+    const loom_plan_check check = {.world_size = t.world_size};
+    if (loom_run_config_load_planned(
+            NULL, (const char *const *)t.overrides, t.override_count, &check, &config, &not_built))
+        fail_msg("%s", loom_error_message());
+    assert_int_equal(config->strategy.virtual_pipeline_model_parallel_size, 2);
+    assert_false(config->model.config.add_qkv_bias);
+    free(not_built);
+    loom_run_config_destroy(config);
+    loom_plan_translation_free(&t);
+}
+
+static void what_a_shell_would_expand_is_listed(void **state) {
+    (void)state;
+    loom_plan_translation t = translated(loom_plan_translate_megatron, "x --num-layers $N --hidden-size 8");
+    assert_null(value_of(&t, "model.num_layers"));
+    expect(&t, "model.hidden_size", "8");
+    assert_string_equal(t.left_out, "--num-layers: \"$N\" is for a shell to expand, expected its value");
+    loom_plan_translation_free(&t);
+}
+
+static void words_are_cut_as_a_shell_does(void **state) {
+    (void)state;
+    loom_plan_translation t = translated(loom_plan_translate_megatron,
+        "--num-layers 1'2' # --num-layers 9\n--hidden-size \"6\\\n4\" --seq-length \\\n 32;--vocab-size 10|cat");
+    expect(&t, "model.num_layers", "12");
+    expect(&t, "model.hidden_size", "64");
+    expect(&t, "model.seq_length", "32");
+    expect(&t, "model.vocab_size", "10");
+    loom_plan_translation_free(&t);
+}
+
+static void broken_command_lines_are_named(void **state) {
+    static const struct {
+        const char *text, *message;
+    } cases[] = {
+        {"--num-layers '12", "file: the quote ' before \"12\" does not end"},
+        {"--num-layers", "file: --num-layers has no value"},
+        {"--num-layers --bf16", "file: --num-layers has no value"},
+        {"--rampup-batch-size 1 2", "file: --rampup-batch-size has 2 values, expected three"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        loom_plan_translation t = {0};
+        assert_int_equal(
+            loom_plan_translate_megatron("file", cases[i].text, strlen(cases[i].text), &t), LOOM_ERR_FORMAT);
+        assert_string_equal(loom_error_message(), cases[i].message);
+    }
+}
+
+static const char nemo[] = "trainer: {devices: 8, num_nodes: 2, precision: bf16, max_steps: 50}\n"
+                           "exp_manager: {name: x}\n"
+                           "model:\n"
+                           "  micro_batch_size: 1\n"
+                           "  tensor_model_parallel_size: 4\n"
+                           "  encoder_seq_length: 512\n"
+                           "  num_layers: 4\n"
+                           "  hidden_size: 256\n"
+                           "  num_attention_heads: 8\n"
+                           "  vocab_size: 1000\n"
+                           "  normalization: layernorm1p\n"
+                           "  activation: fast-swiglu\n"
+                           "  bias: false\n"
+                           "  brand_new: 3\n"
+                           "  other: ${model.hidden_size}\n"
+                           "  num_query_groups: ${x}\n"
+                           "  optim: {name: distributed_fused_adam, lr: 1e-3, sched: {name: CosineAnnealing}}\n";
+
+static void a_file_of_nemo_gives_the_fields_of_a_run_file(void **state) {
+    (void)state;
+    loom_plan_translation t = translated(loom_plan_translate_nemo, nemo);
+    expect(&t, "steps", "50");
+    expect(&t, "precision", "bf16");
+    expect(&t, "strategy.tensor_model_parallel_size", "4");
+    expect(&t, "model.seq_length", "512");
+    expect(&t, "model.normalization", "layernorm");
+    expect(&t, "model.layernorm_zero_centered_gamma", "true");
+    expect(&t, "model.activation", "swiglu");
+    expect(&t, "model.add_bias_linear", "false");
+    expect(&t, "optim.optimizer", "adam");
+    expect(&t, "optim.schedule", "CosineAnnealing");
+    expect(&t, "strategy.ddp.use_distributed_optimizer", "true");
+    expect(&t, "data.micro_batch_size", "1");
+    assert_int_equal(t.world_size, 16);
+    assert_string_equal(t.left_out,
+        "line 14: model.brand_new has no field here\nline 15: model.other has no field here\n"
+        "line 16: model.num_query_groups: \"${x}\" is for NeMo to expand, expected its value");
+    loom_plan_translation_free(&t);
+}
+
+static void a_file_of_bridge_gives_the_fields_of_a_run_file(void **state) {
+    (void)state;
+    loom_plan_translation t = translated(loom_plan_translate_nemo,
+        "model: {_target_: x.Provider, num_layers: 2, hidden_size: 8, recompute_granularity: full, gated_linear_unit: "
+        "true}\ntrain: {micro_batch_size: 2, global_batch_size: 16, train_iters: 7}\n"
+        "optimizer: {optimizer: adam, lr: 0.1, use_distributed_optimizer: true}\n"
+        "ddp: {overlap_grad_reduce: true}\ndataset: {sequence_length: 64}\nmixed_precision: bf16_mixed\n"
+        "scheduler: {lr_decay_style: cosine}\n");
+    expect(&t, "model.recompute", "full");
+    expect(&t, "model.activation", "swiglu");
+    expect(&t, "model.seq_length", "64");
+    expect(&t, "data.global_batch_size", "16");
+    expect(&t, "steps", "7");
+    expect(&t, "strategy.ddp.use_distributed_optimizer", "true");
+    expect(&t, "strategy.ddp.overlap_grad_reduce", "true");
+    expect(&t, "precision", "bf16-mixed");
+    expect(&t, "optim.schedule", "megatron-cosine");
+    assert_string_equal(t.left_out, "");
+    loom_plan_translation_free(&t);
+}
+
+static void a_file_of_nemo_is_recognised(void **state) {
+    (void)state;
+    assert_true(loom_plan_is_nemo(nemo, strlen(nemo)));
+    assert_false(loom_plan_is_nemo("steps: 3\nmodel: {num_layers: 2}\n", 33));
+    assert_false(loom_plan_is_nemo("[1", 2));
+    assert_false(loom_plan_is_nemo("", 0));
+}
+
+static void every_beginning_of_a_file_is_taken_or_refused(void **state) {
+    static const struct {
+        translator translate;
+        const char *text;
+    } files[] = {{loom_plan_translate_megatron, megatron}, {loom_plan_translate_nemo, nemo}};
+    (void)state;
+    for (size_t f = 0; f < sizeof files / sizeof *files; f++)
+        for (size_t length = 0; length < strlen(files[f].text); length++) {
+            loom_plan_translation t = {0};
+            char *text = malloc(length + 1); /* so that a sanitizer sees what is read beyond it */
+            assert_non_null(text);
+            memcpy(text, files[f].text, length);
+            loom_status status = files[f].translate("file", text, length, &t);
+            assert_true(status == LOOM_OK || status == LOOM_ERR_FORMAT);
+            loom_plan_translation_free(&t);
+            free(text);
+        }
+}
+
+static void too_much_text_is_refused(void **state) {
+    enum { BYTES = (1 << 20) + 1 };
+    (void)state;
+    char *text = malloc(BYTES);
+    assert_non_null(text);
+    memset(text, 'a', BYTES);
+    loom_plan_translation t = {0};
+    assert_int_equal(loom_plan_translate_megatron("file", text, BYTES, &t), LOOM_ERR_FORMAT);
+    assert_int_equal(loom_plan_translate_nemo("file", text, BYTES, &t), LOOM_ERR_FORMAT);
+    text[7] = '\0';
+    assert_int_equal(loom_plan_translate_megatron("file", text, 9, &t), LOOM_ERR_FORMAT);
+    assert_string_equal(loom_error_message(), "file: byte 7 is NUL, expected text");
+    free(text);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_command_line_of_megatron_gives_the_fields_of_a_run_file),
+        cmocka_unit_test(the_translation_of_a_command_line_is_planned),
+        cmocka_unit_test(what_a_shell_would_expand_is_listed),
+        cmocka_unit_test(words_are_cut_as_a_shell_does),
+        cmocka_unit_test(broken_command_lines_are_named),
+        cmocka_unit_test(a_file_of_nemo_gives_the_fields_of_a_run_file),
+        cmocka_unit_test(a_file_of_bridge_gives_the_fields_of_a_run_file),
+        cmocka_unit_test(a_file_of_nemo_is_recognised),
+        cmocka_unit_test(every_beginning_of_a_file_is_taken_or_refused),
+        cmocka_unit_test(too_much_text_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
