@@ -4,6 +4,7 @@
 #include "parallel/support.h"
 #include "strategy/strategy.h"
 #include <math.h>
+#include <megaloom/checkpoint_io.h>
 #include <megaloom/state.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,7 @@ static int ranks_of(const place *at) {
 typedef struct way {
     const char *architecture;
     bool tied, fully;
+    bool together; /* checkpoint.parallel_load */
 } way;
 
 /* One run of a program. */
@@ -79,10 +81,14 @@ typedef struct run {
 
 static loom_status start(loom_rank *rank, const job *j, run *r) {
     loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
+    loom_checkpoint_io_config io_config = loom_checkpoint_io_config_default();
+    io_config.parallel_load = j->by.together;
+    const loom_checkpoint_io io = loom_checkpoint_io_megatron(&io_config);
     loom_model_config model = model_config(&j->by);
     loom_optimizer_config optim = loom_optimizer_config_default();
     loom_optimizer_setup setup = {.schedule = loom_lr_config_default(), .steps = BEFORE + AFTER};
     loom_module *module;
+    config.checkpoint_io = &io;
     config.tensor_model_parallel_size = j->at.tp;
     config.pipeline_model_parallel_size = j->at.pp;
     config.virtual_pipeline_model_parallel_size = j->at.vpp;
@@ -289,22 +295,22 @@ static void must_go_round(const place *from, int from_count, const place *throug
 static void every_pair_of_layouts_keeps_all_bits_and_goes_on_alike(void **state) {
     (void)state;
     for (int fully = 0; fully < 2; fully++)
-        must_go_round(places, PLACES, places, PLACES, &(way){"llama", false, fully});
+        must_go_round(places, PLACES, places, PLACES, &(way){"llama", false, fully, false});
 }
 
 /* With two copies of the word embeddings, also where the two ends of the model are chunks of interleaved stages. */
 static void tied_embeddings_keep_them_too(void **state) {
     (void)state;
     for (int fully = 0; fully < 2; fully++)
-        must_go_round(places, PLACES, places, PLACES, &(way){"gpt2", true, fully});
+        must_go_round(places, PLACES, places, PLACES, &(way){"gpt2", true, fully, false});
 }
 
 static void so_do_optimizers_that_are_not_distributed(void **state) {
     static const place plain[] = {{.tp = 1, .pp = 1, .dp = 1, .plain = true},
         {.tp = 2, .pp = 1, .dp = 2, .plain = true}, {.tp = 1, .pp = 2, .vpp = 2, .dp = 1, .plain = true}};
     (void)state;
-    must_go_round(plain, 3, places, PLACES, &(way){"llama", true, false});
-    must_go_round(places + 4, 2, plain, 3, &(way){"llama", false, true});
+    must_go_round(plain, 3, places, PLACES, &(way){"llama", true, false, false});
+    must_go_round(places + 4, 2, plain, 3, &(way){"llama", false, true, false});
 }
 
 /* Experts shared out over 1, 2 and 4 ranks, each of them over 1 and 2, with whatever else cuts a model. */
@@ -317,15 +323,21 @@ enum { WITH_EXPERTS = sizeof with_experts / sizeof *with_experts };
 static void models_with_experts_keep_them_too(void **state) {
     (void)state;
     for (int fully = 0; fully < 2; fully++)
-        must_go_round(with_experts + 1, 3, with_experts, WITH_EXPERTS, &(way){"mixtral", false, fully});
+        must_go_round(with_experts + 1, 3, with_experts, WITH_EXPERTS, &(way){"mixtral", false, fully, false});
+}
+
+/* Ranks that hold the same experts are others than those that hold the same of the rest. */
+static void replicas_of_experts_read_them_together(void **state) {
+    (void)state;
+    must_go_round(with_experts + 1, 1, with_experts, WITH_EXPERTS, &(way){"mixtral", false, false, true});
 }
 
 static void experts_and_optimizers_that_are_not_distributed_do_too(void **state) {
     static const place plain[] = {
         {.tp = 1, .pp = 1, .dp = 2, .ep = 2, .plain = true}, {.tp = 2, .pp = 1, .dp = 1, .ep = 1, .plain = true}};
     (void)state;
-    must_go_round(plain, 2, with_experts + 1, 3, &(way){"mixtral", false, false});
-    must_go_round(with_experts + 2, 2, plain, 2, &(way){"mixtral", false, true});
+    must_go_round(plain, 2, with_experts + 1, 3, &(way){"mixtral", false, false, false});
+    must_go_round(with_experts + 2, 2, plain, 2, &(way){"mixtral", false, true, false});
 }
 
 /* ---- what is refused, and what stays */
@@ -408,6 +420,7 @@ int main(void) {
         cmocka_unit_test(tied_embeddings_keep_them_too),
         cmocka_unit_test(so_do_optimizers_that_are_not_distributed),
         cmocka_unit_test(models_with_experts_keep_them_too),
+        cmocka_unit_test(replicas_of_experts_read_them_together),
         cmocka_unit_test(experts_and_optimizers_that_are_not_distributed_do_too),
         cmocka_unit_test(a_filter_chooses_what_is_stored),
         cmocka_unit_test(a_save_that_fails_leaves_what_was_there),
