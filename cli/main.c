@@ -48,6 +48,14 @@ static void keep_standard_streams(void) {
             _exit(1);
 }
 
+/* Half an output must not look like a whole one, whichever command wrote it. */
+static int written(int code) {
+    if (code != 0 || (fflush(stdout) == 0 && !ferror(stdout)))
+        return code;
+    fputs("megaloom: standard output cannot be written\n", stderr);
+    return 1;
+}
+
 int main(int argc, char **argv) {
     keep_standard_streams();
     loom_cli_name_shortened_files();
@@ -57,18 +65,18 @@ int main(int argc, char **argv) {
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
         usage(stdout);
-        return 0;
+        return written(0);
     }
     if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
         puts("megaloom " MEGALOOM_VERSION);
-        return 0;
+        return written(0);
     }
     for (int i = 0; i < COMMANDS; i++)
         if (strcmp(argv[1], commands[i].name) == 0) {
             char name[64];
             snprintf(name, sizeof name, "megaloom %s", commands[i].name);
             argv[1] = name;
-            return commands[i].run(argc - 1, argv + 1);
+            return written(commands[i].run(argc - 1, argv + 1));
         }
     fprintf(stderr, "megaloom: there is no command '%s'; 'megaloom --help' lists them\n", argv[1]);
     return 2;

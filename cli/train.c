@@ -407,7 +407,8 @@ static loom_status train(loom_rank *rank, void *argument) {
                       : t.stopped                      ? "stopped by SIGTERM"
                       : t.done < given->config->steps  ? "stopped: the batch size has changed"
                                                        : NULL;
-    status = loom_cli_report_end(&t.report, t.parallel, t.optimizer, why, status);
+    status = loom_cli_report_end(
+        &t.report, status ? NULL : loom_fabric_layout(t.fabric), t.parallel, t.optimizer, why, status);
     if (!status && t.progress)
         loom_progress_note(t.progress, "page of the run: %s/report.html", t.config->output);
     if (!status && t.progress && t.stopped)

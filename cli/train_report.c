@@ -91,9 +91,31 @@ static loom_status own_memory(
     return LOOM_OK;
 }
 
+/* The plan of this rank's stage, by the kinds that are measured: the run's parameters are counted without the gaps of
+ * their buffers, and the allocator has no buffers of reductions. What cannot be planned stays NaN. */
+static void planned_memory(
+    loom_rank *rank, const loom_run_config *config, const loom_layout *layout, double bytes[LOOM_RUN_MEMORY_KINDS]) {
+    loom_plan_options options = loom_plan_options_default();
+    loom_layout_rank place;
+    loom_plan *plan;
+    options.world_size = loom_rank_count(rank);
+    if (!loom_layout_rank_describe(layout, loom_rank_index(rank), &place) ||
+        loom_plan_make(config, &options, &plan) != LOOM_OK)
+        return;
+    const loom_plan_stage *stage = &plan->stages[place.pp];
+    const loom_plan_memory *m = &stage->memory;
+    double parameters = (double)stage->rank_parameters;
+    bytes[LOOM_RUN_MEMORY_WEIGHTS] = m->gradients > 0 ? 4 * parameters * m->weights / m->gradients : NAN;
+    bytes[LOOM_RUN_MEMORY_GRADIENTS] = 4 * parameters;
+    bytes[LOOM_RUN_MEMORY_OPTIMIZER] = m->optimizer;
+    bytes[LOOM_RUN_MEMORY_ACTIVATIONS] = m->activations + m->buffers - m->reductions + m->logits;
+    loom_plan_destroy(plan);
+}
+
 /* What each rank holds and where it is, on every rank; for free(). Collective over the world. */
-static loom_status gather_ranks(
-    loom_rank *rank, loom_parallel *parallel, const loom_optimizer *optimizer, loom_run_rank **ranks) {
+static loom_status gather_ranks(const loom_cli_train_report *report, const loom_layout *layout, loom_parallel *parallel,
+    const loom_optimizer *optimizer, loom_run_rank **ranks) {
+    loom_rank *rank = report->rank;
     loom_comm *world = loom_rank_world(rank);
     loom_run_rank mine = {.node = ""}, *all = calloc((size_t)loom_rank_count(rank), sizeof *all);
     loom_status status = loom_agree(world, all ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for the ranks"));
@@ -102,6 +124,8 @@ static loom_status gather_ranks(
         mine.bytes[i] = mine.planned[i] = NAN;
     if (!status)
         status = loom_agree(world, own_memory(rank, parallel, optimizer, mine.bytes));
+    if (!status)
+        planned_memory(rank, report->config, layout, mine.planned);
     if (!status)
         status = loom_all_gather(world, &mine, all, sizeof mine, LOOM_U8);
     if (status) {
@@ -139,13 +163,13 @@ static loom_status write_all(loom_cli_train_report *report) {
     return loom_cli_write_report(report->config->output, NULL, 0);
 }
 
-loom_status loom_cli_report_end(loom_cli_train_report *report, loom_parallel *parallel, const loom_optimizer *optimizer,
-    const char *message, loom_status status) {
+loom_status loom_cli_report_end(loom_cli_train_report *report, const loom_layout *layout, loom_parallel *parallel,
+    const loom_optimizer *optimizer, const char *message, loom_status status) {
     char text[4096];
     loom_run_rank *ranks = NULL;
     snprintf(text, sizeof text, "%s", status ? loom_error_message() : "");
     if (!status)
-        LOOM_TRY(gather_ranks(report->rank, parallel, optimizer, &ranks));
+        LOOM_TRY(gather_ranks(report, layout, parallel, optimizer, &ranks));
     /* A run that has not begun has no facts, and leaves those of an earlier one alone. */
     if (report->metrics && report->facts.ranks > 0) {
         report->facts.state = status ? LOOM_RUN_FAILED : message ? LOOM_RUN_STOPPED : LOOM_RUN_FINISHED;

@@ -22,10 +22,11 @@ loom_status loom_cli_report_open(
 loom_status loom_cli_report_begin(loom_cli_train_report *report, double gemm_rate, double flops_per_token);
 loom_status loom_cli_report_step(loom_cli_train_report *report, const loom_step_report *step);
 /* The run is over, with `status`: its last facts and the page. Returns `status`, with the error record as it was, or
- * why the ranks could not come together. message: why it stopped; NULL = it did not. What cannot be written is a
+ * why the ranks could not come together. layout: of the run, read where status is LOOM_OK, as the
+ * two behind it are. message: why it stopped; NULL = it did not. What cannot be written is a
  * warning. Collective over the world where status is LOOM_OK. */
-loom_status loom_cli_report_end(loom_cli_train_report *report, loom_parallel *parallel, const loom_optimizer *optimizer,
-    const char *message, loom_status status);
+loom_status loom_cli_report_end(loom_cli_train_report *report, const loom_layout *layout, loom_parallel *parallel,
+    const loom_optimizer *optimizer, const char *message, loom_status status);
 void loom_cli_report_close(loom_cli_train_report *report);
 
 /* Makes FOLDER/report.html, or `path` where it is not NULL, of what is in the folder. */

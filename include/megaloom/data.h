@@ -404,7 +404,7 @@ LOOM_API loom_status loom_fixed_dataset_create(
 /* Fine-tuning from JSON lines, one sample each: {"input": "…", "output": "…"}, or {"messages": [{"role": "…",
  * "content": "…"}, …]}, where the role assistant answers. Texts are taken one after another as they are; each answer is
  * followed by the end of document; only answers and those ends count in the loss. Lines of blanks are skipped, other
- * keys too. */
+ * keys too; a line has at most 64 MiB. */
 typedef struct loom_finetune_dataset_config {
     const char *const *paths; /* [count] */
     int64_t count;

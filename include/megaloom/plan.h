@@ -3,9 +3,10 @@
  * do not grow with the number of ranks, so that a million of them are planned in a moment.
  *
  * Memory is that of Megaloom's own training: the activations are counted by walking the operations of a layer with
- * their very tensors, over the instructions that a stage carries out. Parts of a configuration that training still
- * refuses (context and expert parallelism, mixture of experts) are counted by the same rules; fp8 as bf16. Not counted
- * are the program itself, threads, messages of MPI and scratch of the kernels.
+ * their very tensors, over the instructions that a stage carries out. How many rows an expert gets depends on the data:
+ * all are thought to get as many. Parts of a configuration that training still refuses are counted by the same rules
+ * where they have tensors of their own (recomputed experts), fp8 as bf16; biases of experts are not. Not counted are
+ * the program itself, threads, messages of MPI, the router's tables of choices and scratch of the kernels.
  *
  * Sizes are in bytes, times in seconds, operations in floating point operations. Nothing here is collective. */
 #ifndef MEGALOOM_PLAN_H
@@ -51,6 +52,7 @@ typedef struct loom_plan_memory {
     double buffers;     /* messages, gathered sequences, gradients of activations; buffers of reductions */
     double logits;
     double total;
+    double reductions; /* of `buffers`: what reductions hold, for the whole run */
 } loom_plan_memory;
 
 /* One stage of the pipeline, and a rank of it. */

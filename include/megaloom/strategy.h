@@ -248,8 +248,9 @@ typedef struct loom_dataloader {
 } loom_dataloader;
 
 /* What the user iterates over: microbatches of one loader, or of several in "max_size_cycle" mode (it ends with the
- * longest, shorter ones begin again; microbatches are taken from them in turn). A ramp-up of several, which must be the
- * same for all, counts the samples of all together; it needs samplers that know microbatches (single, cyclic). */
+ * longest, shorter ones begin again; microbatches are taken from them in turn, of the first one first,
+ * also where they do not start at their first sample). A ramp-up of several, which must be the same for all, counts the
+ * samples of all together; it needs samplers that know microbatches (single, cyclic). */
 LOOM_API loom_status loom_fabric_setup_dataloader(
     loom_fabric *fabric, const loom_dataloader *loader, loom_batches **batches);
 LOOM_API loom_status loom_fabric_setup_dataloaders(

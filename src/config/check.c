@@ -319,16 +319,21 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
             config->data.tokenizer && strcmp(config->data.tokenizer, "byte") != 0
                 ? "at least as many as data.tokenizer has tokens"
                 : "an integer >= 1");
-    if (strategy->expert_model_parallel_size > 1 && model.moe.num_moe_experts == 0)
-        loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "strategy.expert_model_parallel_size: found %" PRId64
-            ", expected 1 for a model without experts (model.num_moe_experts)",
-            strategy->expert_model_parallel_size);
-    int64_t tp = strategy->tensor_model_parallel_size;
+    if (model.architecture && strcmp(model.architecture, "mixtral") == 0 && model.moe.num_moe_experts == 0)
+        missing(faults, "model.num_moe_experts", "an integer >= 1 with model.architecture mixtral");
+    int64_t tp = strategy->tensor_model_parallel_size, etp = strategy->expert_tensor_parallel_size;
+    bool sequence_parallel = strategy->sequence_parallel && tp > 1;
     if (faults->count == before)
-        loom__check_add_part(faults, loom__model_config_complete(&model, tp, strategy->sequence_parallel && tp > 1));
-    if (faults->count == before)
-        loom__check_add_part(faults, loom__model_config_check_context(&model, tp, strategy->context_parallel_size));
+        loom__check_add_part(faults, loom__model_config_complete(&model, tp, sequence_parallel));
+    /* A model with parts that are not built is told of already, but not complete. */
+    if (faults->count == before && faults->not_built)
+        loom__check_add_part(faults, loom__model_config_complete_planned(&model, tp, sequence_parallel));
+    if (faults->count > before)
+        return;
+    loom__check_add_part(
+        faults, loom__model_config_check_context(&model, tp, strategy->context_parallel_size, sequence_parallel));
+    loom__check_add_part(
+        faults, loom__model_config_check_expert_ranks(&model, strategy->expert_model_parallel_size, etp ? etp : tp));
 }
 
 loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *strategy, int64_t world_size) {

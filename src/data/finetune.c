@@ -4,9 +4,9 @@
  * so a row of several trains as the samples alone would. */
 #include "data/finetune.h"
 #include "data/dataset.h"
+#include "data/json_line.h"
 #include "format/file.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -156,7 +156,7 @@ static loom_status take_object(reader *from, const json_t *object) {
         return take_messages(from, messages);
     const json_t *input = json_object_get(object, "input"), *output = json_object_get(object, "output");
     if (!json_is_string(input) || !json_is_string(output))
-        return wrong(json_is_object(object) ? "no texts input and output, and no list of messages" : "no object");
+        return wrong("no texts input and output, and no list of messages");
     LOOM_TRY(append_text(from, input, false));
     return append_text(from, output, true);
 }
@@ -185,12 +185,13 @@ static loom_status end_sample(reader *from) {
 }
 
 static loom_status read_line(reader *from, const char *text, size_t bytes) {
-    json_error_t error;
-    json_t *object = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
-    loom_status status = object ? take_object(from, object) : loom_fail(LOOM_ERR_FORMAT, "no JSON: %s", error.text);
-    json_decref(object);
-    if (status == LOOM_OK)
+    json_t *object;
+    loom_status status = loom__json_line_parse(text, bytes, true, &object);
+    if (status == LOOM_OK && object)
+        status = take_object(from, object);
+    if (status == LOOM_OK && object)
         status = end_sample(from);
+    json_decref(object);
     return status ? loom_fail_context(status, "%s:%lld: ", from->path, (long long)from->line) : LOOM_OK;
 }
 
@@ -200,11 +201,7 @@ static loom_status read_text(reader *from, const char *path, const char *text, s
     from->path = path;
     for (from->line = 1; at < end && !status; from->line++) {
         const char *stop = memchr(at, '\n', (size_t)(end - at));
-        size_t bytes = (size_t)((stop ? stop : end) - at), blank = 0;
-        while (blank < bytes && (at[blank] == ' ' || at[blank] == '\t' || at[blank] == '\r'))
-            blank++;
-        if (blank < bytes)
-            status = read_line(from, at, bytes);
+        status = read_line(from, at, (size_t)((stop ? stop : end) - at));
         at = stop ? stop + 1 : end;
     }
     return status;

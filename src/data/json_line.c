@@ -18,8 +18,16 @@ static const char *kind_of(const json_t *value) {
     return kinds[json_typeof(value)];
 }
 
-loom_status loom__json_line_parse(const char *line, size_t bytes, json_t **object) {
+loom_status loom__json_line_check_length(int64_t bytes) {
+    if (bytes <= LOOM__JSON_LINE_BYTES)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_FORMAT, "the line has %lld bytes, expected at most %d (64 MiB)", (long long)bytes,
+        LOOM__JSON_LINE_BYTES);
+}
+
+loom_status loom__json_line_parse(const char *line, size_t bytes, bool unique, json_t **object) {
     *object = NULL;
+    LOOM_TRY(loom__json_line_check_length((int64_t)bytes));
     /* Editors put it before a file, and joining files puts it before a line. */
     size_t mark = bytes >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
     line += mark;
@@ -27,7 +35,8 @@ loom_status loom__json_line_parse(const char *line, size_t bytes, json_t **objec
     if (is_blank(line, bytes))
         return LOOM_OK;
     json_error_t error;
-    json_t *root = json_loadb(line, bytes, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL | JSON_DECODE_ANY, &error);
+    json_t *root = json_loadb(line, bytes,
+        JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL | JSON_DECODE_ANY | (unique ? JSON_REJECT_DUPLICATES : 0), &error);
     if (!root)
         return loom_fail(LOOM_ERR_FORMAT, "no JSON at byte %d: %s", error.position + (int)mark, error.text);
     if (!json_is_object(root)) {

@@ -227,9 +227,11 @@ static loom_status finish(work *w) {
     const loom_data_preprocess_result *done = &w->at.result;
     const char *suffix = w->job.config.suffix;
     if (done->documents == 0)
-        return loom_fail(LOOM_ERR_NOT_FOUND, "no text found: %lld file%s%s%s%s, %lld empty and %lld invalid documents",
-            (long long)w->job.files.count, w->job.files.count == 1 ? "" : "s", suffix ? " ending in '" : "",
-            suffix ? suffix : "", suffix ? "'" : "", (long long)done->empty, (long long)done->invalid);
+        return loom_fail(LOOM_ERR_NOT_FOUND,
+            "%s%s: no text found: %lld file%s%s%s%s, %lld empty and %lld invalid documents", w->job.config.inputs[0],
+            w->job.config.input_count > 1 ? " and further inputs" : "", (long long)w->job.files.count,
+            w->job.files.count == 1 ? "" : "s", suffix ? " ending in '" : "", suffix ? suffix : "", suffix ? "'" : "",
+            (long long)done->empty, (long long)done->invalid);
     for (int64_t k = 0; k < w->job.key_count; k++)
         LOOM_TRY(loom_indexed_writer_finish(w->writers[k]));
     return loom__journal_remove(&w->job);

@@ -109,7 +109,7 @@ static loom_status encode_text(const loom__preprocess *job, const char *text, si
 static loom_status encode_json(const loom__preprocess *job, loom__encoded_block *block, const char *text, size_t bytes,
     loom__encode_scratch *scratch, int64_t *lengths) {
     json_t *object;
-    LOOM_TRY(loom__json_line_parse(text, bytes, &object));
+    LOOM_TRY(loom__json_line_parse(text, bytes, false, &object));
     if (!object) {
         lengths[0] = LOOM__DOCUMENT_SKIPPED;
         return LOOM_OK;

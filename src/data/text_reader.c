@@ -194,10 +194,7 @@ static loom_status forget_line(loom__text_reader *reader, loom__text_block *bloc
 }
 
 loom_status loom__text_check_length(const loom__document *document) {
-    if (document->too_long == 0)
-        return LOOM_OK;
-    return loom_fail(LOOM_ERR_FORMAT, "the line has %lld bytes, expected at most %d (64 MiB)",
-        (long long)document->too_long, LOOM__JSON_LINE_BYTES);
+    return loom__json_line_check_length(document->too_long);
 }
 
 static loom_status end_file(loom__text_reader *reader, loom__text_block *block, size_t start) {

@@ -3,10 +3,10 @@
 #ifndef DATA_TEXT_READER_H
 #define DATA_TEXT_READER_H
 
+#include "data/json_line.h"
 #include "data/text_files.h"
 
-/* A longer line of JSON is not kept in memory. */
-enum { LOOM__TEXT_BLOCK_BYTES = 1 << 17, LOOM__JSON_LINE_BYTES = 64 << 20 };
+enum { LOOM__TEXT_BLOCK_BYTES = 1 << 17 };
 
 /* The form of a file: that which was asked for; for LOOM_TEXT_AUTO, by the ending of its name. */
 loom_text_format loom__text_format_of(loom_text_format asked, const char *path);

@@ -101,7 +101,7 @@ static loom_status count_word(void *context, const char *word, size_t bytes) {
 
 static loom_status count_json(training *t, const char *line, size_t bytes, int64_t *documents) {
     json_t *object;
-    LOOM_TRY(loom__json_line_parse(line, bytes, &object));
+    LOOM_TRY(loom__json_line_parse(line, bytes, false, &object));
     loom_status status = LOOM_OK;
     for (int64_t k = 0; object && k < t->key_count && status == LOOM_OK; k++) {
         const char *text;
@@ -150,8 +150,9 @@ static loom_status count_words(training *t) {
     }
     t->result.words = t->words.count;
     if (t->words.count == 0)
-        return loom_fail(LOOM_ERR_NOT_FOUND, "no text found: %lld files, %lld invalid documents",
-            (long long)t->files.count, (long long)t->result.invalid);
+        return loom_fail(LOOM_ERR_NOT_FOUND, "%s%s: no text found: %lld file%s, %lld invalid documents",
+            t->config.inputs[0], t->config.input_count > 1 ? " and further inputs" : "", (long long)t->files.count,
+            t->files.count == 1 ? "" : "s", (long long)t->result.invalid);
     return LOOM_OK;
 }
 
@@ -300,6 +301,7 @@ static loom_status check(const training *t) {
             MOST_TOKENS);
     if (config->pattern != LOOM_PATTERN_GPT2 && config->pattern != LOOM_PATTERN_LLAMA3)
         return loom_fail(LOOM_ERR_ARGUMENT, "pattern is %d, expected 0 (GPT-2's) or 1 (Llama 3's)", config->pattern);
+    LOOM_TRY(loom__new_file_check(config->output));
     return loom__text_check_separator(config->format, config->separator);
 }
 

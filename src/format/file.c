@@ -91,6 +91,14 @@ char *loom__path_join(const char *a, const char *between, const char *b) {
     return asprintf(&path, "%s%s%s", a, between, b) < 0 ? NULL : path;
 }
 
+loom_status loom__new_file_check(const char *path) {
+    struct stat found;
+    if (stat(path, &found) != 0 || S_ISREG(found.st_mode))
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_ARGUMENT, "%s: is %s, expected a name for a file", path,
+        S_ISDIR(found.st_mode) ? "a directory" : "no regular file");
+}
+
 /* Frees what was made and leaves the temporary file, which is not ours. */
 static loom_status fail_open(loom__new_file *made, loom_status status) {
     free(made->temporary);
@@ -100,6 +108,7 @@ static loom_status fail_open(loom__new_file *made, loom_status status) {
 }
 
 static loom_status make_new_file(const char *path, size_t room, loom__new_file *file) {
+    LOOM_TRY(loom__new_file_check(path));
     loom__new_file made = {.descriptor = -1, .room = room};
     made.path = strdup(path);
     made.temporary = loom__path_join(path, "", ".tmp");

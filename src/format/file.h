@@ -57,6 +57,9 @@ loom_status loom__new_file_create(const char *path, loom__new_file *file);
 /* The same for a large file that nobody reads soon: it goes past the page cache, where the file system can do that, in
  * blocks of 8 MiB, until it is synced. */
 loom_status loom__new_file_create_direct(const char *path, loom__new_file *file);
+/* LOOM_ERR_ARGUMENT where something stands at `path` that a file must not take the place of, such as a directory, a
+ * device or a pipe; create does the same, this is for those who have long work to do before. */
+loom_status loom__new_file_check(const char *path);
 /* Goes on behind the first `bytes` of a temporary file that was left; LOOM_ERR_NOT_FOUND where it is missing or
  * shorter.
  */

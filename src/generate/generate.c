@@ -140,13 +140,12 @@ loom_status loom_generation_create(loom_parallel *parallel, const loom_prompt *p
         return loom_fail(LOOM_ERR_UNSUPPORTED,
             "not supported yet: generating with context_parallel_size %d; only 1 works",
             loom_comm_size(parallel->fabric->groups[LOOM_GROUP_CP]));
-    const loom_model_config *config = loom_parallel_model_config(parallel);
-    int ep = loom_comm_size(parallel->fabric->groups[LOOM_GROUP_EP]);
-    if (config && config->moe.num_moe_experts > 0 && (loom_comm_size(tp) > 1 || ep > 1))
+    /* Ranks that share experts must take the same steps, which only those of one tensor group do. */
+    if (loom_comm_size(parallel->fabric->groups[LOOM_GROUP_ETP_EP]) > loom_comm_size(tp))
         return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "not supported yet: generating with experts and tensor_model_parallel_size %d, expert_model_parallel_size "
-            "%d; only 1 and 1 work",
-            loom_comm_size(tp), ep);
+            "not supported yet: generating with expert_model_parallel_size %d, whose ranks are not all tensor ranks of "
+            "one another; 1 works",
+            loom_comm_size(parallel->fabric->groups[LOOM_GROUP_EP]));
     LOOM_TRY(loom_agree(tp, check_asked(parallel, prompts, rows, &chosen)));
     LOOM_TRY(check_same(tp, prompts, rows, &chosen));
     loom_generation *generation = calloc(1, sizeof *generation);

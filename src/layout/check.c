@@ -4,8 +4,8 @@
  * arithmetic of layout.c relies on (all sizes positive, all products exact, pipelines of the dense and the expert grid
  * equal). */
 #include "base/faults.h"
+#include "base/legal.h"
 #include "layout/layout.h"
-#include "layout/legal.h"
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -3,8 +3,8 @@
  * its check, which names all its faults, and a count for the chunk at one place of the depth; the chunks taken in order
  * of depth hold the layers 0, 1, … once each, whatever the way. */
 #include "base/faults.h"
+#include "base/legal.h"
 #include "layout/layout.h"
-#include "layout/legal.h"
 #include "layout/stages_text.h"
 #include <inttypes.h>
 #include <megaloom/stages.h>

@@ -48,17 +48,20 @@ static int64_t chunk_number(int64_t cp, int64_t inner, int64_t outer, int64_t sl
 
 /* document_start [b, inner*s] of the rows of the inner group, from each rank's [b, s]. */
 static loom_status join_documents(
-    loom_comm *group, int64_t b, int64_t s, const int32_t *mine, int32_t *gathered, int32_t *joined) {
+    loom_rank *rank, loom_comm *group, int64_t b, int64_t s, const int32_t *mine, int32_t *joined) {
     int64_t inner = loom_comm_size(group), rows = s / 2;
-    LOOM_TRY(loom_all_gather(group, mine, gathered, b * s, LOOM_I32));
-    for (int64_t m = 0; m < inner; m++)
+    loom_tensor *gathered;
+    LOOM_TRY(loom_tensor_create(rank, LOOM_I32, 3, (int64_t[]){inner, b, s}, &gathered));
+    loom_status status = loom_all_gather(group, mine, gathered->data, b * s, LOOM_I32);
+    for (int64_t m = 0; !status && m < inner; m++)
         for (int64_t j = 0; j < b; j++) {
-            const int32_t *from = gathered + (m * b + j) * s;
+            const int32_t *from = (const int32_t *)gathered->data + (m * b + j) * s;
             int32_t *to = joined + j * inner * s;
             memcpy(to + m * rows, from, (size_t)rows * sizeof *to);
             memcpy(to + (2 * inner - 1 - m) * rows, from + rows, (size_t)rows * sizeof *to);
         }
-    return LOOM_OK;
+    loom_tensor_release(gathered);
+    return status;
 }
 
 loom_status loom__gpt_share_sequence(const loom__gpt *gpt, const loom_batch *batch, loom__microbatch *m) {
@@ -79,8 +82,8 @@ loom_status loom__gpt_share_sequence(const loom__gpt *gpt, const loom_batch *bat
     int64_t inner = heads ? loom_comm_size(inner_group) : 1, members = cp / inner, chunks = 2 * inner;
     int64_t documents = heads && batch->document_start ? m->b * m->s * inner : 0;
     m->heads_group = heads && inner > 1 ? inner_group : NULL;
-    memory *made = calloc(
-        1, sizeof *made + (size_t)(members * chunks) * sizeof(int64_t) + (size_t)(2 * documents) * sizeof(int32_t));
+    memory *made =
+        calloc(1, sizeof *made + (size_t)(members * chunks) * sizeof(int64_t) + (size_t)documents * sizeof(int32_t));
     if (!made)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a microbatch");
     m->context_memory = made;
@@ -99,5 +102,5 @@ loom_status loom__gpt_share_sequence(const loom__gpt *gpt, const loom_batch *bat
         return LOOM_OK;
     int32_t *joined = (int32_t *)(made->begin + members * chunks);
     m->document_start = joined;
-    return join_documents(inner_group, m->b, m->s, batch->document_start, joined + documents, joined);
+    return join_documents(environment->rank, inner_group, m->b, m->s, batch->document_start, joined);
 }

@@ -104,7 +104,8 @@ static loom_status make_parameters(loom__gpt *gpt, const loom_stage *chunks, int
         chunks = &whole;
         chunk_count = 1;
     }
-    LOOM_TRY(loom__model_config_check_context(&gpt->config, tp, loom__gpt_context_size(gpt)));
+    LOOM_TRY(loom__model_config_check_context(
+        &gpt->config, tp, loom__gpt_context_size(gpt), environment->sequence_parallel));
     LOOM_TRY(loom__model_config_check_expert_ranks(&gpt->config, ep, at.etp ? at.etp : tp));
     LOOM_TRY(loom__model_spec_create(&gpt->config, &gpt->spec));
     LOOM_TRY(loom__part_create(gpt->spec, environment->stages, chunks, chunk_count, &gpt->part));

@@ -9,8 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* True when row t of every sample is at position t: then nothing has to be looked up. */
-static bool plain_positions(const loom_batch *batch) {
+/* True when row t of every sample is at position t: then nothing has to be looked up. The rows of a context rank are
+ * not in a row, and may count from 0 all the same where documents begin in them. */
+static bool plain_positions(const loom__gpt *gpt, const loom_batch *batch) {
+    if (loom__gpt_context_size(gpt) > 1)
+        return false;
+    if (!batch->position_ids)
+        return true;
     for (int64_t i = 0; i < batch->b * batch->s; i++)
         if (batch->position_ids[i] != i % batch->s)
             return false;
@@ -36,9 +41,13 @@ loom__router_options loom__gpt_router_options(const loom__gpt *gpt, bool trainin
     };
 }
 
+static int64_t place_of(loom_positions rows, int64_t row) {
+    return row < rows.turn ? rows.first + row : rows.second + row - rows.turn;
+}
+
 static loom_status make_microbatch(const loom__gpt *gpt, const loom_forward *forward, loom__microbatch **out) {
     const loom_batch *batch = forward->batch;
-    bool plain = !batch->position_ids || plain_positions(batch);
+    bool plain = plain_positions(gpt, batch);
     int64_t count = batch->b * batch->s;
     loom__microbatch *m = calloc(1, sizeof *m + (plain ? 0 : (size_t)count * sizeof(int32_t)));
     if (!m)
@@ -56,24 +65,24 @@ static loom_status make_microbatch(const loom__gpt *gpt, const loom_forward *for
         .document_start = batch->document_start,
         .rope = gpt->rope,
     };
-    if (!plain) {
-        int32_t *positions = (int32_t *)(m + 1);
-        for (int64_t i = 0; i < count; i++)
-            positions[i] = (int32_t)batch->position_ids[i];
-        m->positions = positions;
-    }
     m->router = loom__gpt_router_options(gpt, forward->training, forward->own_loss_scale);
     loom_status status = loom__gpt_share_sequence(gpt, batch, m);
     if (status) {
         loom__microbatch_release(m);
         return status;
     }
+    if (!plain) {
+        int32_t *positions = (int32_t *)(m + 1);
+        for (int64_t i = 0; i < count; i++)
+            positions[i] = (int32_t)(batch->position_ids ? batch->position_ids[i] : place_of(m->rows, i % batch->s));
+        m->positions = positions;
+    }
     *out = m;
     return LOOM_OK;
 }
 
-/* The slice [b, s/tp] of position_ids that belongs to this rank's rows. */
-static loom_status local_positions(const loom__microbatch *m, const loom_batch *batch, int64_t **out) {
+/* The slice [b, s/tp] of the positions that belongs to this rank's rows. */
+static loom_status local_positions(const loom__microbatch *m, int64_t **out) {
     *out = NULL;
     if (!m->positions)
         return LOOM_OK;
@@ -82,7 +91,8 @@ static loom_status local_positions(const loom__microbatch *m, const loom_batch *
     if (!local)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for positions");
     for (int64_t j = 0; j < m->b; j++)
-        memcpy(local + j * rows, batch->position_ids + j * m->s + first, (size_t)rows * sizeof *local);
+        for (int64_t t = 0; t < rows; t++)
+            local[j * rows + t] = m->positions[j * m->s + first + t];
     *out = local;
     return LOOM_OK;
 }
@@ -105,7 +115,7 @@ static loom_status embed(
     }
     if (gpt->position_embeddings) {
         int64_t *positions;
-        status = local_positions(m, batch, &positions);
+        status = local_positions(m, &positions);
         if (!status)
             status = loom__position_embedding(
                 tape, words, gpt->position_embeddings, positions, m->rows.first + loom__first_row(m), &placed);

@@ -1,9 +1,9 @@
 /* Rows on their way to the experts and back. The way there: the rows of each destination lie together already, since
- * they are in the order of their experts; an all-to-all over ep takes them to the ranks that have the experts, a gather
- * over etp to all ranks that have a slice of them, and there they are put in the order of the experts. The way back is
- * the reverse, with a sum over etp in place of the gather. Every count follows from the table of all ranks' counts,
- * which the router has gathered: no rank waits for a number, and a rank or an expert without rows does what the others
- * do. */
+ * they are in the order of their experts; an all-to-all over ep takes them to the ranks that have the experts (or a
+ * gather takes all to all, as moe_token_dispatcher_type says), a gather over etp to all ranks that have a slice of
+ * them, and there they are put in the order of the experts. The way back is the reverse, with a sum over etp in place
+ * of the gather. Every count follows from the table of all ranks' counts, which the router has gathered: no rank waits
+ * for a number, and a rank or an expert without rows does what the others do. */
 #include "parallel/experts.h"
 #include "parallel/common.h"
 #include <stdlib.h>
@@ -39,6 +39,14 @@ static int64_t received_by(const loom__routed *r, int64_t t) {
     return rows;
 }
 
+/* Rows of ep source p, with this rank's place in etp. */
+static int64_t rows_of_source(const loom__routed *r, int64_t p) {
+    int64_t rows = 0;
+    for (int64_t q = 0; q < size_of(r->groups.ep); q++)
+        rows += rows_between(r, source(r, p, place_in(r->groups.etp)), q);
+    return rows;
+}
+
 /* ---- the order of rows at the experts ---- */
 
 /* Copies between arrival order (etp member, ep source, expert, token) and expert order (expert, etp member, ep source,
@@ -61,10 +69,11 @@ static void order_rows(const loom__routed *r, size_t bytes, char *arrived, char 
     }
 }
 
-/* ---- the two ways ---- */
+/* ---- sizes of what travels ---- */
 
 typedef struct ways {
     int64_t *send, *receive; /* elements to and from each ep rank */
+    int64_t *sources;        /* elements of each ep rank, wherever they go */
     int64_t *parts;          /* elements of each etp member */
 } ways;
 
@@ -74,13 +83,14 @@ static void free_ways(ways *w) {
 
 static loom_status make_ways(const loom__routed *r, int64_t h, ways *w) {
     int64_t ep = size_of(r->groups.ep), etp = size_of(r->groups.etp), me = place_in(r->groups.ep);
-    int64_t mine = place_in(r->groups.etp), *counts = malloc((size_t)(2 * ep + etp) * sizeof *counts);
+    int64_t mine = place_in(r->groups.etp), *counts = malloc((size_t)(3 * ep + etp) * sizeof *counts);
     if (!counts)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the ways of rows to their experts");
-    *w = (ways){counts, counts + ep, counts + 2 * ep};
+    *w = (ways){counts, counts + ep, counts + 2 * ep, counts + 3 * ep};
     for (int64_t p = 0; p < ep; p++) {
         w->send[p] = rows_between(r, source(r, me, mine), p) * h;
         w->receive[p] = rows_between(r, source(r, p, mine), me) * h;
+        w->sources[p] = rows_of_source(r, p) * h;
     }
     for (int64_t t = 0; t < etp; t++)
         w->parts[t] = received_by(r, t) * h;
@@ -90,6 +100,63 @@ static loom_status make_ways(const loom__routed *r, int64_t h, ways *w) {
 static loom_status create_rows(loom_tape *tape, loom_dtype dtype, int64_t rows, int64_t h, loom_tensor **tensor) {
     return loom_tensor_create(loom_tape_rank(tape), dtype, 2, (int64_t[]){rows, h}, tensor);
 }
+
+/* ---- over ep: what an all-to-all does, or a gather of all rows, of which each rank takes its own ---- */
+
+/* Between all sources' rows and those for this rank's experts, which lie together in each source's. */
+static void copy_own(const loom__routed *r, size_t bytes, char *all, char *own, bool take) {
+    const int64_t me = place_in(r->groups.ep), mine = place_in(r->groups.etp);
+    for (int64_t p = 0; p < size_of(r->groups.ep); p++) {
+        int64_t before = 0, count = rows_between(r, source(r, p, mine), me);
+        for (int64_t q = 0; q < me; q++)
+            before += rows_between(r, source(r, p, mine), q);
+        char *there = all + (size_t)before * bytes;
+        memcpy(take ? own : there, take ? there : own, (size_t)count * bytes);
+        own += (size_t)count * bytes;
+        all += (size_t)rows_of_source(r, p) * bytes;
+    }
+}
+
+/* *all [rows of all sources, h]. */
+static loom_status create_gathered(
+    loom_tape *tape, const loom__routed *r, loom_dtype dtype, int64_t h, const ways *w, loom_tensor **all) {
+    int64_t rows = 0;
+    for (int64_t p = 0; p < size_of(r->groups.ep); p++)
+        rows += w->sources[p] / h;
+    return create_rows(tape, dtype, rows, h, all);
+}
+
+static loom_status over_ep(
+    loom_tape *tape, const loom__routed *r, const ways *w, loom_tensor *rows, loom_tensor *received) {
+    if (!r->groups.gather)
+        return loom_all_to_all_v(r->groups.ep, rows->data, w->send, received->data, w->receive, rows->dtype);
+    const int64_t h = rows->shape[1];
+    loom_tensor *all;
+    LOOM_TRY(create_gathered(tape, r, rows->dtype, h, w, &all));
+    loom_status status = loom_all_gather_v(r->groups.ep, rows->data, all->data, w->sources, rows->dtype);
+    if (!status)
+        copy_own(r, (size_t)h * loom_dtype_size(rows->dtype), all->data, received->data, true);
+    loom_tensor_release(all);
+    return status;
+}
+
+/* Back: each row has one rank that computed it, and zeros from the others. */
+static loom_status back_over_ep(
+    loom_tape *tape, const loom__routed *r, const ways *w, loom_tensor *rows, loom_tensor *back) {
+    if (!r->groups.gather)
+        return loom_all_to_all_v(r->groups.ep, rows->data, w->receive, back->data, w->send, rows->dtype);
+    const int64_t h = rows->shape[1];
+    const size_t bytes = (size_t)h * loom_dtype_size(rows->dtype);
+    loom_tensor *all;
+    LOOM_TRY(create_gathered(tape, r, rows->dtype, h, w, &all));
+    memset(all->data, 0, (size_t)all->shape[0] * bytes);
+    copy_own(r, bytes, all->data, rows->data, false);
+    loom_status status = loom_reduce_scatter_v(r->groups.ep, all->data, back->data, w->sources, rows->dtype, LOOM_SUM);
+    loom_tensor_release(all);
+    return status;
+}
+
+/* ---- there and back ---- */
 
 /* rows [r->rows, h] of this rank -> [expert_rows, h]. */
 static loom_status to_experts(loom_tape *tape, const loom__routed *r, loom_tensor *rows, loom_tensor **out) {
@@ -101,7 +168,7 @@ static loom_status to_experts(loom_tape *tape, const loom__routed *r, loom_tenso
     if (size_of(r->groups.ep) > 1) {
         status = create_rows(tape, rows->dtype, mine, h, &received);
         if (!status)
-            status = loom_all_to_all_v(r->groups.ep, rows->data, w.send, received->data, w.receive, rows->dtype);
+            status = over_ep(tape, r, &w, rows, received);
     } else {
         received = loom_tensor_retain(rows);
     }
@@ -146,7 +213,7 @@ static loom_status from_experts(loom_tape *tape, const loom__routed *r, loom_ten
     if (!status && size_of(r->groups.ep) > 1) {
         status = create_rows(tape, rows->dtype, r->rows, h, &back);
         if (!status)
-            status = loom_all_to_all_v(r->groups.ep, sum->data, w.receive, back->data, w.send, rows->dtype);
+            status = back_over_ep(tape, r, &w, sum, back);
     } else if (!status) {
         back = loom_tensor_retain(sum);
     }

@@ -5,6 +5,7 @@
  * dtype. */
 #include "parallel/common.h"
 #include "parallel/context.h"
+#include "runtime/spans.h"
 #include "tensor/dtype.h"
 #include <stdlib.h>
 #include <string.h>
@@ -70,20 +71,29 @@ static loom_status pack(loom_tape *tape, const ring_state *state, loom_tensor *q
 
 /* A piece on its way to the next member, and the one that comes from the member before. */
 typedef struct exchange {
-    loom_tensor *out, *in;
+    loom_rank *rank;
     loom_request *send, *receive;
+    loom__span span;
 } exchange;
 
-static loom_status exchange_start(const ring_state *state, int tag, loom_tensor *out, loom_tensor *in, exchange *e) {
+static loom_status exchange_start(
+    loom_tape *tape, const ring_state *state, int tag, const loom_tensor *out, loom_tensor *in, exchange *e) {
     int size = (int)members_of(state), me = loom_comm_rank(state->comm);
     int64_t count = loom_tensor_count(out);
-    *e = (exchange){.out = out, .in = in};
+    loom_span_kind kind = tag == TAG_KEYS ? LOOM_SPAN_KEY_EXCHANGE : LOOM_SPAN_GRADIENT_EXCHANGE;
+    int64_t bytes = count * (int64_t)loom_dtype_size(out->dtype);
+    *e = (exchange){.rank = loom_tape_rank(tape), .span = {.kind = kind, .bucket = -1, .bytes = bytes}};
+    e->span.start = loom__span_clock(e->rank);
     LOOM_TRY(loom_receive_start(state->comm, in->data, count, in->dtype, (me + size - 1) % size, tag, &e->receive));
+    if (e->span.start)
+        loom__request_time(e->receive, &e->span.end);
     return loom_send_start(state->comm, out->data, count, out->dtype, (me + 1) % size, tag, &e->send);
 }
 
 static loom_status exchange_finish(exchange *e) {
     loom_status received = loom_wait(e->receive), sent = loom_wait(e->send);
+    if (!received)
+        loom__span_add(e->rank, &e->span);
     *e = (exchange){0};
     return received ? received : sent;
 }
@@ -211,7 +221,7 @@ static loom_status attend_round(
     for (int64_t step = 0; !status && step < size; step++) {
         bool last = step + 1 == size;
         if (!last)
-            status = exchange_start(state, TAG_KEYS, now, next, &e);
+            status = exchange_start(tape, state, TAG_KEYS, now, next, &e);
         if (!status)
             status = attend(tape, state, qkv, now, 0, (me + size - step) % size, &e, r);
         if (!status && !last) {
@@ -320,7 +330,7 @@ static loom_status backward_round(const backward *w, loom_tensor *own, loom_tens
     for (int64_t step = 0; !status && step < size; step++) {
         bool last = step + 1 == size;
         if (!last)
-            status = exchange_start(state, TAG_KEYS, now, next, &keys);
+            status = exchange_start(w->tape, state, TAG_KEYS, now, next, &keys);
         memset(d_now->data, 0, (size_t)count * sizeof(float));
         if (!status)
             status = attend_backward(w, now, 0, (me + size - step) % size, &keys, loom_tensor_f32(d_now));
@@ -329,7 +339,7 @@ static loom_status backward_round(const backward *w, loom_tensor *own, loom_tens
             KERNELS(w->tape)->add(TEAM(w->tape), count, loom_tensor_f32(d_before), loom_tensor_f32(d_now));
         }
         if (!status && size > 1)
-            status = exchange_start(state, TAG_GRADIENT, d_now, d_before, &gradients);
+            status = exchange_start(w->tape, state, TAG_GRADIENT, d_now, d_before, &gradients);
         swap(&d_now, &d_sent);
         if (!status && !last) {
             status = exchange_finish(&keys);

@@ -1,10 +1,17 @@
 /* The router as an operation. Its logits are in fp32 whatever the activations are; its own losses have no value in the
  * model's loss: they add to the gradient of the logits, where the backward comes by. */
+#include "comm/comm.h"
 #include "moe/permutation.h"
 #include "parallel/common.h"
 #include "parallel/experts.h"
 #include <stdlib.h>
 #include <string.h>
+
+/* Not after a failure that leaves MPI with a use for what `group` sends and receives. */
+static void free_sent(const loom_comm *group, void *memory) {
+    if (!group || !group->endpoint->lent)
+        free(memory);
+}
 
 void loom__routed_release(loom__routed *routed) {
     if (!routed || --routed->references > 0)
@@ -12,9 +19,9 @@ void loom__routed_release(loom__routed *routed) {
     free(routed->routing.probs);
     free(routed->routing.chosen);
     free(routed->routing.map);
-    free(routed->counts);
+    free_sent(routed->groups.all, routed->counts);
     free(routed->token);
-    free(routed->source_counts);
+    free_sent(routed->groups.all, routed->source_counts);
     free(routed->local_counts);
     free(routed);
 }
@@ -79,6 +86,7 @@ typedef struct route_state {
     loom__routed *routed;
     loom__balance balance;
     double *balance_weights; /* NULL: no such loss */
+    const loom_comm *balance_group;
     double z_coefficient, scale;
     loom_tensor *d_logits;
 } route_state;
@@ -181,7 +189,7 @@ static loom_status route_weight(loom_tape *tape, loom_node *node, loom_tensor *d
 static void free_state(route_state *state) {
     loom__routed_release(state->routed);
     loom_tensor_release(state->d_logits);
-    free(state->balance_weights);
+    free_sent(state->balance_group, state->balance_weights);
 }
 
 static void route_release(loom_node *node) {
@@ -199,6 +207,7 @@ static loom_status balance(
     state->balance_weights = calloc((size_t)count + 1, sizeof(double));
     if (!state->balance_weights)
         return out_of_memory(state->routed->tokens, options->router.experts);
+    state->balance_group = options->balance_group;
     double *weights = state->balance_weights;
     LOOM_TRY(loom__balance_count(&state->balance, logits, weights));
     if (size > 1)

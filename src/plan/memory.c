@@ -13,7 +13,7 @@ enum { RECEIVES_AHEAD = 2 };
 typedef struct book {
     int64_t count, capacity;
     struct entry {
-        int64_t layers, experts;
+        int64_t layers, experts, behind;
         bool embedding, loss;
         loom__plan_ledger ledger;
     } * entries;
@@ -22,10 +22,11 @@ typedef struct book {
 static loom_status find_ledger(
     const loom__plan_sizes *sizes, book *all, const loom_stage *chunk, const loom__plan_ledger **out) {
     int64_t experts, layers = loom__plan_count_layers(sizes, chunk, &experts);
+    int64_t behind = loom__plan_layers_behind_experts(sizes, chunk);
     for (int64_t i = 0; i < all->count; i++) {
         const struct entry *known = &all->entries[i];
         if (known->layers == layers && known->experts == experts && known->embedding == chunk->embedding &&
-            known->loss == chunk->loss) {
+            known->loss == chunk->loss && known->behind == behind) {
             *out = &known->ledger;
             return LOOM_OK;
         }
@@ -33,7 +34,8 @@ static loom_status find_ledger(
     if (all->count == all->capacity)
         return loom_fail(LOOM_ERR_INTERNAL, "a plan has more kinds of chunks than chunks");
     struct entry *made = &all->entries[all->count];
-    *made = (struct entry){.layers = layers, .experts = experts, .embedding = chunk->embedding, .loss = chunk->loss};
+    *made = (struct entry){
+        .layers = layers, .experts = experts, .behind = behind, .embedding = chunk->embedding, .loss = chunk->loss};
     bool split = sizes->schedule.kind == LOOM_SCHEDULE_ZERO_BUBBLE;
     LOOM_TRY(loom__plan_ledger_make(sizes, chunk, split, &made->ledger));
     all->count++;
@@ -70,6 +72,7 @@ static loom_plan_memory lasting(const loom__plan_sizes *sizes, const loom__plan_
         .buffers = 4.0 * (double)held->partial};
     if (sizes->width < 4 && !precision->grad_reduce_in_fp32 && sizes->dp * sizes->cp > 1)
         memory.buffers += buffer(held->buffer, sizes->width);
+    memory.reductions = memory.buffers;
     return memory;
 }
 

@@ -1,9 +1,6 @@
-/* How many parameters there are, and how many a rank holds. Dense parameters come from the very descriptors that
- * training allocates, of a model with one layer: layers are alike. Experts, which training does not build yet, follow
- * Megatron-Core's shapes. */
+/* How many parameters there are, and how many a rank holds: all of them come from the very descriptors that training
+ * allocates, of models with one layer, with experts and without. */
 #include "plan/sizes.h"
-#include <stdlib.h>
-#include <string.h>
 
 /* Places in the gradient buffer begin at multiples of this, in elements. */
 enum { PLAIN_ALIGNMENT = 16, SHARDED_ALIGNMENT = 64, SHARDED_END = 128, BUSBW_END = 1 << 16 };
@@ -18,86 +15,55 @@ static int64_t place_of(const loom__plan_sizes *sizes, int64_t count) {
 
 static void add_descriptor(const loom__plan_sizes *sizes, const loom__model_spec *spec,
     const loom__parameter_descriptor *parameter, loom__plan_parameters *to) {
-    int64_t shape[2], whole = loom__descriptor_count(parameter);
-    loom__parameter_local_shape(spec, parameter, sizes->tp, shape);
-    int64_t rank = shape[0] * (parameter->dims == 2 ? shape[1] : 1);
+    bool expert = parameter->expert >= 0;
+    int64_t shape[2], whole = loom__descriptor_count(parameter), rank, place;
+    loom__parameter_local_shape(spec, parameter, expert ? sizes->etp : sizes->tp, shape);
+    rank = shape[0] * (parameter->dims == 2 ? shape[1] : 1);
+    place = place_of(sizes, rank);
     bool partial =
         (parameter->sequence_partial && sizes->sequence_parallel) || (parameter->tensor_partial && sizes->tp > 1);
     to->whole += whole;
-    to->active += whole;
+    /* Experts are alike: a token meets as many as it goes to, and a rank has its share of them. */
+    to->active += !expert || parameter->expert < sizes->model.moe.moe_router_topk ? whole : 0;
+    if (expert && parameter->expert >= sizes->model.moe.num_moe_experts / sizes->ep)
+        return;
     to->rank += rank;
-    to->buffer += place_of(sizes, rank);
+    to->buffer += place;
+    to->expert_buffer += expert ? place : 0;
     to->partial += partial ? rank : 0;
-}
-
-/* A dense tensor of a layer with experts; `rank` of its elements are on one rank. */
-static void add_dense(const loom__plan_sizes *sizes, int64_t whole, int64_t rank, loom__plan_parameters *to) {
-    to->whole += whole;
-    to->active += whole;
-    to->rank += rank;
-    to->buffer += place_of(sizes, rank);
-}
-
-/* One tensor of each expert. */
-static void add_experts(const loom__plan_sizes *sizes, int64_t elements, loom__plan_parameters *to) {
-    const loom_moe_config *moe = &sizes->model.moe;
-    int64_t mine = moe->num_moe_experts / sizes->ep, local = elements / sizes->etp;
-    to->whole += moe->num_moe_experts * elements;
-    to->active += moe->moe_router_topk * elements;
-    to->rank += mine * local;
-    to->buffer += mine * place_of(sizes, local);
-    to->expert_buffer += mine * place_of(sizes, local);
-}
-
-static void add_mixture(const loom__plan_sizes *sizes, loom__plan_parameters *to) {
-    const loom_model_config *model = &sizes->model;
-    const loom_moe_config *moe = &model->moe;
-    int64_t h = model->hidden_size, f = loom__plan_expert_width(sizes), tp = sizes->tp;
-    int64_t gates = loom_activation_is_gated(model->activation) ? 2 : 1;
-    bool biases = loom__model_biases(model).mlp;
-    add_dense(sizes, moe->num_moe_experts * h, moe->num_moe_experts * h, to);
-    if (moe->moe_router_enable_expert_bias)
-        add_dense(sizes, moe->num_moe_experts, moe->num_moe_experts, to);
-    add_experts(sizes, gates * f * h, to);
-    add_experts(sizes, f * h, to);
-    if (biases) {
-        add_experts(sizes, gates * f, to);
-        add_experts(sizes, h, to);
-    }
-    int64_t shared = moe->moe_shared_expert_intermediate_size;
-    if (shared > 0) {
-        add_dense(sizes, gates * shared * h, gates * shared * h / tp, to);
-        add_dense(sizes, shared * h, shared * h / tp, to);
-    }
 }
 
 static void sort_in(const loom__plan_sizes *sizes, const loom__model_spec *spec, loom__plan_model *model) {
     for (int64_t i = 0; i < spec->count; i++) {
         const loom__parameter_descriptor *parameter = &spec->parameters[i];
-        if (parameter->place == LOOM__PLACE_EMBEDDING)
-            add_descriptor(sizes, spec, parameter, &model->embedding);
-        else if (parameter->place == LOOM__PLACE_HEAD)
-            add_descriptor(sizes, spec, parameter, &model->head);
-        else
-            add_descriptor(sizes, spec, parameter, &model->layer);
-        if (parameter->place == LOOM__PLACE_LAYER && !strstr(parameter->name, ".mlp."))
-            add_descriptor(sizes, spec, parameter, &model->expert_layer);
+        loom__plan_parameters *layer = loom__layer_has_experts(&spec->config, 0) ? &model->expert_layer : &model->layer;
+        add_descriptor(sizes, spec, parameter,
+            parameter->place == LOOM__PLACE_EMBEDDING ? &model->embedding
+            : parameter->place == LOOM__PLACE_HEAD    ? &model->head
+                                                      : layer);
     }
     if (spec->tied_head)
         add_descriptor(sizes, spec, spec->tied_head, &model->tied_head);
-    if (sizes->model.moe.num_moe_experts > 0)
-        add_mixture(sizes, &model->expert_layer);
 }
 
-loom_status loom__plan_parameters_make(const loom__plan_sizes *sizes, loom__plan_model *model) {
+/* Of a model of one layer, with experts or without: layers of a kind are alike. */
+static loom_status count_one_layer(const loom__plan_sizes *sizes, int64_t experts, loom__plan_model *model) {
     loom_model_config one = sizes->model;
     loom__model_spec *spec = NULL;
     one.num_layers = 1;
-    one.moe.num_moe_experts = 0; /* the layer without them; with them it is counted below */
+    one.moe.num_moe_experts = experts;
     LOOM_TRY(loom__model_spec_create(&one, &spec));
-    loom__plan_model made = {0};
-    sort_in(sizes, spec, &made);
+    sort_in(sizes, spec, model);
     loom__model_spec_destroy(spec);
+    return LOOM_OK;
+}
+
+loom_status loom__plan_parameters_make(const loom__plan_sizes *sizes, loom__plan_model *model) {
+    loom__plan_model made = {0}, with_experts = {0};
+    LOOM_TRY(count_one_layer(sizes, 0, &made));
+    if (sizes->model.moe.num_moe_experts > 0)
+        LOOM_TRY(count_one_layer(sizes, sizes->model.moe.num_moe_experts, &with_experts));
+    made.expert_layer = with_experts.expert_layer;
     *model = made;
     return LOOM_OK;
 }

@@ -5,7 +5,6 @@
 #include "config/sizes.h"
 #include <stdlib.h>
 
-/* An architecture that only plans know is completed as the one it is made of. */
 static loom_status complete(const loom_run_config *config, loom_model_config *model) {
     const loom_megatron_strategy_config *strategy = &config->strategy;
     *model = config->model.config;
@@ -15,9 +14,8 @@ static loom_status complete(const loom_run_config *config, loom_model_config *mo
             "not supported yet: a plan of encoder-decoder models (%s); what works: decoder-only models",
             strategy->encoder_pipeline_model_parallel_size > 0 ? "strategy.encoder_pipeline_model_parallel_size"
                                                                : "model.architecture=t5");
-    if (name && strcmp(name, "mixtral") == 0)
-        model->architecture = "llama";
-    return loom__model_config_complete(model, strategy->tensor_model_parallel_size, strategy->sequence_parallel);
+    return loom__model_config_complete_planned(
+        model, strategy->tensor_model_parallel_size, strategy->sequence_parallel);
 }
 
 static loom_status make_schedule(loom__plan_sizes *sizes) {
@@ -47,7 +45,7 @@ static loom_status check_products(const loom__plan_sizes *sizes) {
     const loom_moe_config *moe = &model->moe;
     const double most = 0x1p59, micro = (double)sizes->config->data.micro_batch_size;
     double rows = micro * (double)model->seq_length, h = (double)model->hidden_size, d = (double)model->kv_channels;
-    double experts = (double)moe->num_moe_experts, width = 2 * (double)loom__plan_expert_width(sizes);
+    double experts = (double)moe->num_moe_experts, width = 2 * (double)moe->moe_ffn_hidden_size;
     double shared = 3 * (double)moe->moe_shared_expert_intermediate_size, f = 2 * (double)model->ffn_hidden_size;
     double heads = (double)(model->num_attention_heads + 2 * model->num_query_groups),
            v = (double)model->padded_vocab_size;
@@ -117,16 +115,6 @@ void loom__plan_sizes_free(loom__plan_sizes *sizes) {
     sizes->stages = NULL;
 }
 
-bool loom__plan_has_experts(const loom__plan_sizes *sizes, int64_t layer) {
-    const loom_moe_config *moe = &sizes->model.moe;
-    return moe->num_moe_experts > 0 && layer % moe->moe_layer_freq == 0;
-}
-
-int64_t loom__plan_expert_width(const loom__plan_sizes *sizes) {
-    const loom_moe_config *moe = &sizes->model.moe;
-    return moe->moe_ffn_hidden_size ? moe->moe_ffn_hidden_size : sizes->model.ffn_hidden_size;
-}
-
 const loom_stage *loom__plan_chunk_of(const loom__plan_sizes *sizes, int64_t stage, int64_t chunk) {
     return &sizes->stages[chunk * sizes->pp + stage];
 }
@@ -134,6 +122,26 @@ const loom_stage *loom__plan_chunk_of(const loom__plan_sizes *sizes, int64_t sta
 int64_t loom__plan_count_layers(const loom__plan_sizes *sizes, const loom_stage *chunk, int64_t *with_experts) {
     *with_experts = 0;
     for (int64_t i = 0; i < chunk->layers; i++)
-        *with_experts += loom__plan_has_experts(sizes, chunk->first_layer + i);
+        *with_experts += loom__layer_has_experts(&sizes->model, chunk->first_layer + i);
     return chunk->layers;
+}
+
+int64_t loom__plan_layers_behind_experts(const loom__plan_sizes *sizes, const loom_stage *chunk) {
+    int64_t behind = 0;
+    while (behind < chunk->layers &&
+           !loom__layer_has_experts(&sizes->model, chunk->first_layer + chunk->layers - 1 - behind))
+        behind++;
+    return behind;
+}
+
+int64_t loom__plan_routed_rows(const loom__plan_sizes *sizes) {
+    const loom_moe_config *moe = &sizes->model.moe;
+    int64_t choices = sizes->own_rows * moe->moe_router_topk;
+    double factor = moe->moe_expert_capacity_factor;
+    bool limited = factor > 0 && (factor < 1 || moe->moe_pad_expert_input_to_capacity);
+    if (!limited)
+        return choices;
+    int64_t capacity = loom__expert_capacity(choices, moe->num_moe_experts, factor, 0);
+    capacity = capacity < sizes->own_rows ? capacity : sizes->own_rows;
+    return capacity * moe->num_moe_experts;
 }

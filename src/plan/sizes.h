@@ -27,13 +27,15 @@ typedef struct loom__plan_sizes {
 loom_status loom__plan_sizes_make(const loom_run_config *config, int64_t world_size, loom__plan_sizes *sizes);
 void loom__plan_sizes_free(loom__plan_sizes *sizes);
 
-/* Whether the layer has experts in place of an MLP. */
-bool loom__plan_has_experts(const loom__plan_sizes *sizes, int64_t layer);
-int64_t loom__plan_expert_width(const loom__plan_sizes *sizes);
 /* The stage's chunk. */
 const loom_stage *loom__plan_chunk_of(const loom__plan_sizes *sizes, int64_t stage, int64_t chunk);
 /* Layers of a chunk: *with_experts of them have experts. */
 int64_t loom__plan_count_layers(const loom__plan_sizes *sizes, const loom_stage *chunk, int64_t *with_experts);
+
+/* Of these, those behind the last one with experts; all of them where none has. */
+int64_t loom__plan_layers_behind_experts(const loom__plan_sizes *sizes, const loom_stage *chunk);
+/* Rows that a rank sends to experts for a microbatch: one for each choice of a token that finds room. */
+int64_t loom__plan_routed_rows(const loom__plan_sizes *sizes);
 
 /* Parameters of a part of the model. */
 typedef struct loom__plan_parameters {
@@ -73,7 +75,8 @@ typedef struct loom__plan_ledger {
 } loom__plan_ledger;
 
 /* Walks the operations of a chunk that begins and ends as `chunk` does, with so many layers of each kind; no more than
- * its arrays have room for (LOOM_ERR_INTERNAL). split: the backward is in two halves. */
+ * its arrays have room for (LOOM_ERR_INTERNAL). Of the dense ones as many as in the chunk, at most three, come behind
+ * those with experts. split: the backward is in two halves. */
 loom_status loom__plan_walk(const loom__plan_sizes *sizes, const loom_stage *chunk, int64_t dense, int64_t experts,
     bool split, loom__plan_ledger *ledger);
 /* The same of the whole chunk. split: the backward is in two halves. */

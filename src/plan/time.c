@@ -13,7 +13,7 @@ loom__plan_flops loom__plan_flops_of(const loom__plan_sizes *sizes) {
     bool windowed = model->window_size > 0 && model->window_size < model->seq_length;
     double seen = windowed ? (double)model->window_size : (s + 1) / 2;
     double projections = 2 * (h * (n + 2 * g) * d + n * d * h), mlp = 2 * (gates + 1) * h;
-    double routed = (double)moe->moe_router_topk * (double)loom__plan_expert_width(sizes) +
+    double routed = (double)moe->moe_router_topk * (double)moe->moe_ffn_hidden_size +
                     (double)moe->moe_shared_expert_intermediate_size;
     loom__plan_flops made = {.attention = 4 * seen * n * d, .head = 2 * h * (double)model->vocab_size};
     made.full = 4 * (s - seen) * n * d;

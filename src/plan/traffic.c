@@ -33,31 +33,30 @@ double loom__plan_message(const loom__plan_sizes *sizes) {
     return tokens(sizes->own_rows, sizes->model.hidden_size, sizes->wire);
 }
 
-/* Keys and values go round the ring; their gradients go with them. */
+/* Keys and values go round the ring, or are gathered; in the backward again, and their gradients, in fp32, go a whole
+ * turn, or are scattered. Heads are exchanged for rows before and behind. */
 static void add_context(const loom__plan_sizes *sizes, double layers, loom__plan_chunk_traffic *to) {
     const loom_model_config *model = &sizes->model;
     int64_t groups = model->num_query_groups / sizes->tp, heads = model->num_attention_heads / sizes->tp;
     groups = groups > 0 ? groups : 1;
-    const char *type = model->parallel.cp_comm_type;
-    double moved = tokens(sizes->rows, 2 * groups * model->kv_channels, sizes->width) * (double)(sizes->cp - 1);
-    double back = 2 * moved;
-    if (type && strcmp(type, "a2a") == 0)
-        back = moved =
-            share(tokens(sizes->rows, (2 * heads + 2 * groups) * model->kv_channels, sizes->width), sizes->cp);
-    double again = model->recompute == LOOM_RECOMPUTE_NONE ? 0 : moved;
+    bool levels = loom__context_type_is(model, "a2a+p2p"), by_heads = levels || loom__context_type_is(model, "a2a");
+    int64_t inner = levels ? model->parallel.hierarchical_context_parallel_sizes[0] : by_heads ? sizes->cp : 1;
+    int64_t members = sizes->cp / inner, elements = 2 * groups * model->kv_channels;
+    double keys = (double)(members - 1) * tokens(sizes->rows, elements, sizes->width);
+    double turns = loom__context_type_is(model, "all_gather") || members == 1 ? (double)(members - 1) : (double)members;
+    double exchanged = share(tokens(sizes->rows, (2 * heads + 2 * groups) * model->kv_channels, sizes->width), inner);
+    double moved = keys + exchanged, again = model->recompute == LOOM_RECOMPUTE_NONE ? 0 : moved;
     to->forward[LOOM_PLAN_CONTEXT] += layers * moved;
-    to->backward[LOOM_PLAN_CONTEXT] += layers * (back + again);
+    to->backward[LOOM_PLAN_CONTEXT] += layers * (moved + turns * tokens(sizes->rows, elements, 4) + again);
 }
 
+/* Rows to their experts and back, spread evenly: over expert ranks by an all-to-all, over those that share an expert by
+ * a gather there and a scatter back. */
 static void add_experts(const loom__plan_sizes *sizes, double layers, loom__plan_chunk_traffic *to) {
     const loom_model_config *model = &sizes->model;
-    const loom_moe_config *moe = &model->moe;
-    double rows = tokens(sizes->own_rows, model->hidden_size, sizes->width), one_way;
-    if (moe->moe_token_dispatcher_type && strcmp(moe->moe_token_dispatcher_type, "allgather") == 0)
-        one_way = rows * (double)(sizes->ep * sizes->etp - 1);
-    else
-        one_way = (double)moe->moe_router_topk * (share(rows, sizes->ep) + rows * (double)(sizes->etp - 1));
-    bool again = model->recompute == LOOM_RECOMPUTE_FULL || moe->moe_layer_recompute;
+    double rows = tokens(loom__plan_routed_rows(sizes), model->hidden_size, sizes->width);
+    double one_way = share(rows, sizes->ep) + rows * (double)(sizes->etp - 1);
+    bool again = model->recompute == LOOM_RECOMPUTE_FULL || model->moe.moe_layer_recompute;
     to->forward[LOOM_PLAN_EXPERT] += layers * 2 * one_way;
     to->backward[LOOM_PLAN_EXPERT] += layers * (again ? 4 : 2) * one_way;
 }

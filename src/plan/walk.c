@@ -1,256 +1,10 @@
 /* The memory of a chunk, by walking the operations that training runs on it with their tensors: each operation makes,
  * keeps and gives back what its namesake in `tensor` and `parallel` does, in the same order, so that the worst moment
  * is found and not guessed. The invariant is that of the tape: an output's memory lives while somebody holds it. */
-#include "plan/sizes.h"
+#include "plan/walk.h"
 #include <stdlib.h>
-#include <string.h>
 
-enum { TENSORS = 1024, NODES = 160, VALUES = 192, SAVED = 12, LINE = 64 };
-
-typedef enum kind { KEPT, PASSING, LOGITS, KINDS } kind;
-
-typedef enum operation {
-    NORM,
-    HEAD_NORMS,
-    COLUMN,
-    ROW,
-    RESIDUAL, /* bias, dropout and residual */
-    ATTENTION,
-    ROPE,
-    ACTIVATE,
-    EMBEDDING,
-    POSITION,
-    SCALE,
-    ENTROPY,
-    MIXTURE,
-    AGAIN_ATTENTION, /* recomputed */
-    AGAIN_LAYER
-} operation;
-
-typedef struct piece {
-    int64_t bytes;
-    kind kind;
-    int holders;
-} piece;
-
-typedef struct tensor {
-    int piece, holders;
-    int value;  /* of the tape that it belongs to; -1 = of none */
-    int source; /* held until a reduction or gather that writes this tensor is over; -1 = none */
-} tensor;
-
-typedef struct node {
-    operation op;
-    int inputs[2], output; /* values */
-    int saved[SAVED], saved_count;
-    int d_output; /* in the queue of weight halves */
-    int gathered;
-    bool weights;            /* it has parameters, so a weight half */
-    int64_t bytes;           /* of x */
-    int64_t bias;            /* elements of a bias that is widened again */
-    struct tape *recomputed; /* between the halves */
-    bool expert_layer;
-} node;
-
-typedef struct tape {
-    node nodes[NODES];
-    int node_count, queue[NODES], queue_count;
-    int gradients[VALUES], values;
-    bool record, split;
-} tape;
-
-typedef struct walk {
-    const loom__plan_sizes *sizes;
-    piece pieces[TENSORS];
-    tensor tensors[TENSORS];
-    int made;              /* tensors; each has a piece or shares one */
-    bool overflow, failed; /* too much to walk; out of memory */
-    double now[KINDS], peak[KINDS];
-    tape outer;
-} walk;
-
-/* ---- tensors ---- */
-
-static double sum(const double *by_kind) {
-    return by_kind[KEPT] + by_kind[PASSING] + by_kind[LOGITS];
-}
-
-static int new_tensor(walk *w, int piece_number) {
-    if (w->made == TENSORS) {
-        w->overflow = true;
-        return 0;
-    }
-    w->tensors[w->made] = (tensor){piece_number < 0 ? w->made : piece_number, 1, -1, -1};
-    return w->made++;
-}
-
-static int make(walk *w, kind of, int64_t bytes) {
-    bytes = bytes > 0 ? (bytes + LINE - 1) / LINE * LINE : LINE;
-    int made = new_tensor(w, -1);
-    w->pieces[made] = (piece){bytes, of, 1};
-    w->now[of] += (double)bytes;
-    if (sum(w->now) > sum(w->peak))
-        memcpy(w->peak, w->now, sizeof w->peak);
-    return made;
-}
-
-static int hold(walk *w, int t) {
-    w->tensors[t].holders++;
-    return t;
-}
-
-static void drop(walk *w, int t);
-
-/* Waits for what writes it. */
-static void ready(walk *w, int t) {
-    int source = w->tensors[t].source;
-    w->tensors[t].source = -1;
-    drop(w, source);
-}
-
-static void drop(walk *w, int t) {
-    if (t < 0 || --w->tensors[t].holders > 0)
-        return;
-    ready(w, t);
-    piece *p = &w->pieces[w->tensors[t].piece];
-    if (--p->holders == 0)
-        w->now[p->kind] -= (double)p->bytes;
-}
-
-static int view(walk *w, int t) {
-    ready(w, t);
-    int made = new_tensor(w, w->tensors[t].piece);
-    w->pieces[w->tensors[t].piece].holders++;
-    return made;
-}
-
-static int64_t bytes_of(const walk *w, int t) {
-    return w->pieces[w->tensors[t].piece].bytes;
-}
-
-static bool is_shared(const walk *w, int t) {
-    return w->tensors[t].holders > 1 || w->pieces[w->tensors[t].piece].holders > 1;
-}
-
-/* What was made for the moment is kept for a backward from here on. */
-static void keep(walk *w, int t) {
-    piece *p = &w->pieces[w->tensors[t].piece];
-    if (p->kind != PASSING)
-        return;
-    w->now[PASSING] -= (double)p->bytes;
-    w->now[KEPT] += (double)p->bytes;
-    p->kind = KEPT;
-}
-
-/* ---- sizes ---- */
-
-static int64_t hidden(const walk *w, int64_t rows) {
-    return rows * w->sizes->model.hidden_size * w->sizes->width;
-}
-
-static int64_t own_hidden(const walk *w) {
-    return hidden(w, w->sizes->own_rows);
-}
-
-static int64_t full_hidden(const walk *w) {
-    return hidden(w, w->sizes->rows);
-}
-
-static bool scatters(const walk *w) {
-    return w->sizes->sequence_parallel;
-}
-
-/* A vector of fp32 that a 16-bit parameter is widened into for the call. */
-static int widened(walk *w, int64_t elements, bool there) {
-    return there && w->sizes->width < 4 ? make(w, PASSING, 4 * elements) : -1;
-}
-
-static int64_t heads(const walk *w) {
-    return w->sizes->model.num_attention_heads / w->sizes->tp;
-}
-
-static int64_t groups(const walk *w) {
-    int64_t g = w->sizes->model.num_query_groups / w->sizes->tp;
-    return g > 0 ? g : 1;
-}
-
-static int64_t context_bytes(const walk *w) {
-    return w->sizes->rows * heads(w) * w->sizes->model.kv_channels * w->sizes->width;
-}
-
-static int64_t head_bytes(const walk *w, int part) {
-    const loom__plan_sizes *s = w->sizes;
-    return s->rows * (part ? groups(w) : heads(w)) * s->model.kv_channels * s->width;
-}
-
-static int64_t gates(const walk *w) {
-    return loom_activation_is_gated(w->sizes->model.activation) ? 2 : 1;
-}
-
-/* ---- the tape ---- */
-
-static int new_value(walk *w, tape *t, int made) {
-    if (t->values == VALUES) {
-        w->overflow = true;
-        return 0;
-    }
-    t->gradients[t->values] = -1;
-    return w->tensors[made].value = t->values++;
-}
-
-static int value_of(const walk *w, int t) {
-    return t < 0 ? -1 : w->tensors[t].value;
-}
-
-/* NULL where nothing is recorded. */
-static node *record(walk *w, tape *t, operation op, int x, int y, int output, bool weights) {
-    if (!t->record || (value_of(w, x) < 0 && value_of(w, y) < 0 && !weights))
-        return NULL;
-    if (t->node_count == NODES) {
-        w->overflow = true;
-        return NULL;
-    }
-    node *made = &t->nodes[t->node_count++];
-    *made = (node){
-        .op = op, .inputs = {value_of(w, x), value_of(w, y)}, .d_output = -1, .gathered = -1, .weights = weights};
-    made->output = new_value(w, t, output);
-    return made;
-}
-
-static void save(walk *w, node *n, int t) {
-    if (n && t >= 0) {
-        keep(w, t);
-        n->saved[n->saved_count++] = hold(w, t);
-    }
-}
-
-static void end_node(walk *w, node *n) {
-    for (int i = 0; i < n->saved_count; i++)
-        drop(w, n->saved[i]);
-    n->saved_count = 0;
-}
-
-static void give(walk *w, tape *t, int value, int gradient) {
-    if (value < 0) {
-        drop(w, gradient);
-        return;
-    }
-    int present = t->gradients[value];
-    t->gradients[value] = gradient;
-    if (present < 0)
-        return;
-    ready(w, present);
-    ready(w, gradient);
-    int total = is_shared(w, present) ? gradient : present;
-    if (is_shared(w, present) && is_shared(w, gradient)) {
-        total = make(w, PASSING, bytes_of(w, present));
-        drop(w, present);
-        drop(w, gradient);
-    } else {
-        drop(w, total == present ? gradient : present);
-    }
-    t->gradients[value] = total;
-}
+enum { BEHIND_MOST = 3 }; /* dense layers behind those with experts */
 
 /* ---- between the regions of tensor parallelism ---- */
 
@@ -326,21 +80,6 @@ static int residual(walk *w, tape *t, int x, int before, bool bias) {
     return y;
 }
 
-static int attention(walk *w, tape *t, int qkv) {
-    int64_t lse_bytes = 4 * w->sizes->rows * heads(w);
-    ready(w, qkv);
-    int out = make(w, KEPT, context_bytes(w)), lse = make(w, PASSING, lse_bytes);
-    /* Keys and values of another context rank, which are worked on, and those that come next. */
-    int block = w->sizes->cp > 1 ? make(w, PASSING, 4 * head_bytes(w, 1)) : -1;
-    drop(w, block);
-    node *n = record(w, t, ATTENTION, qkv, -1, out, false);
-    save(w, n, qkv);
-    save(w, n, out);
-    save(w, n, lse);
-    drop(w, lse);
-    return out;
-}
-
 static int head_norms(walk *w, tape *t, int x) {
     const loom__plan_sizes *s = w->sizes;
     int packed[2], normed[2], rstd[2], factor[2];
@@ -375,10 +114,9 @@ static int rope(walk *w, tape *t, int x) {
     return y;
 }
 
-static int activate(walk *w, tape *t, int x, int64_t width, bool bias) {
-    const loom__plan_sizes *s = w->sizes;
+int loom__walk_activate(walk *w, tape *t, int x, int64_t rows, int64_t width, bool bias) {
     ready(w, x);
-    int y = make(w, KEPT, s->rows * width * s->width), wide = widened(w, gates(w) * width, bias);
+    int y = make(w, KEPT, rows * width * w->sizes->width), wide = widened(w, gates(w) * width, bias);
     drop(w, wide);
     node *n = record(w, t, ACTIVATE, x, -1, y, bias);
     if (n)
@@ -400,7 +138,7 @@ static int again(walk *w, tape *t, operation op, int (*run)(walk *, tape *, int,
     t->record = false;
     int y = run(w, t, x, expert_layer);
     t->record = recorded;
-    node *n = record(w, t, op, x, -1, y, op == AGAIN_LAYER);
+    node *n = record(w, t, op, x, -1, y, op != AGAIN_ATTENTION);
     if (n)
         n->expert_layer = expert_layer;
     save(w, n, x);
@@ -409,69 +147,7 @@ static int again(walk *w, tape *t, operation op, int (*run)(walk *, tape *, int,
 
 static int run_attention(walk *w, tape *t, int x, bool expert_layer) {
     (void)expert_layer;
-    return attention(w, t, x);
-}
-
-/* ---- experts ---- */
-
-/* Tokens that a rank's experts take, spread evenly. */
-static int64_t expert_rows(const walk *w) {
-    const loom__plan_sizes *s = w->sizes;
-    const loom_moe_config *moe = &s->model.moe;
-    int64_t rows = s->own_rows * moe->moe_router_topk * s->etp;
-    bool padded = moe->moe_pad_expert_input_to_capacity && moe->moe_expert_capacity_factor > 0;
-    return padded ? (int64_t)((double)rows * moe->moe_expert_capacity_factor) : rows;
-}
-
-static int64_t expert_bytes(const walk *w, int64_t width) {
-    return expert_rows(w) * width * w->sizes->width;
-}
-
-static int mixture(walk *w, tape *t, int x) {
-    const loom__plan_sizes *s = w->sizes;
-    const loom_moe_config *moe = &s->model.moe;
-    int64_t f = loom__plan_expert_width(s) / s->etp, h = s->model.hidden_size;
-    int64_t shared = moe->moe_shared_expert_intermediate_size / s->tp;
-    int router = make(w, PASSING, 4 * s->own_rows * (moe->num_moe_experts + moe->moe_router_topk));
-    int permuted = make(w, PASSING, expert_bytes(w, h)), wide = make(w, PASSING, expert_bytes(w, gates(w) * f));
-    int active = make(w, PASSING, expert_bytes(w, f)), narrow = make(w, PASSING, expert_bytes(w, h));
-    int beside = shared ? make(w, PASSING, s->rows * (gates(w) + 1) * shared * s->width) : -1;
-    int y = make(w, PASSING, bytes_of(w, x));
-    node *n = record(w, t, MIXTURE, x, -1, y, true);
-    save(w, n, x);
-    save(w, n, router);
-    const int large[] = {permuted, wide, active, narrow, beside};
-    for (int i = 0; i < 5; i++) {
-        if (!moe->moe_layer_recompute)
-            save(w, n, large[i]);
-        drop(w, large[i]);
-    }
-    drop(w, router);
-    return y;
-}
-
-static void mixture_backward(walk *w, tape *t, node *n) {
-    const loom__plan_sizes *s = w->sizes;
-    int64_t f = loom__plan_expert_width(s) / s->etp, h = s->model.hidden_size;
-    int64_t wide_bytes = expert_bytes(w, gates(w) * f);
-    int remade[4] = {-1, -1, -1, -1};
-    if (s->model.moe.moe_layer_recompute) {
-        remade[0] = make(w, PASSING, expert_bytes(w, h));
-        remade[1] = make(w, PASSING, wide_bytes);
-        remade[2] = make(w, PASSING, expert_bytes(w, f));
-        remade[3] = make(w, PASSING, expert_bytes(w, h));
-    }
-    int d_narrow = make(w, PASSING, expert_bytes(w, h)), d_active = make(w, PASSING, expert_bytes(w, f));
-    drop(w, d_narrow);
-    int d_wide = make(w, PASSING, wide_bytes);
-    drop(w, d_active);
-    int d_permuted = make(w, PASSING, expert_bytes(w, h));
-    drop(w, d_wide);
-    int d_x = make(w, PASSING, own_hidden(w));
-    drop(w, d_permuted);
-    for (int i = 0; i < 4; i++)
-        drop(w, remade[i]);
-    give(w, t, n->inputs[0], d_x);
+    return loom__walk_attention(w, t, x);
 }
 
 /* ---- a layer ---- */
@@ -480,6 +156,31 @@ static void mixture_backward(walk *w, tape *t, node *n) {
 static void replace(walk *w, int *x, int made) {
     drop(w, *x);
     *x = made;
+}
+
+static int dense_mlp(walk *w, tape *t, int x, int64_t width) {
+    const loom__plan_sizes *s = w->sizes;
+    bool bias = loom__model_biases(&s->model).mlp;
+    int at = column(w, t, x, gates(w) * width, false, KEPT);
+    replace(w, &at, loom__walk_activate(w, t, at, s->rows, width, bias));
+    replace(w, &at, row(w, t, at));
+    return at;
+}
+
+static int experts(walk *w, tape *t, int x, bool expert_layer) {
+    int64_t width = w->sizes->model.moe.moe_shared_expert_intermediate_size / w->sizes->tp;
+    (void)expert_layer;
+    int routed = loom__walk_routed(w, t, x);
+    if (width == 0)
+        return routed;
+    int shared = dense_mlp(w, t, x, width);
+    ready(w, routed);
+    ready(w, shared);
+    int y = make(w, PASSING, bytes_of(w, routed));
+    record(w, t, ADD, routed, shared, y, false);
+    drop(w, routed);
+    drop(w, shared);
+    return y;
 }
 
 static int layer(walk *w, tape *t, int x, bool expert_layer) {
@@ -496,18 +197,17 @@ static int layer(walk *w, tape *t, int x, bool expert_layer) {
     if (model->recompute == LOOM_RECOMPUTE_SELECTIVE)
         replace(w, &at, again(w, t, AGAIN_ATTENTION, run_attention, at, false));
     else
-        replace(w, &at, attention(w, t, at));
+        replace(w, &at, loom__walk_attention(w, t, at));
     replace(w, &at, row(w, t, at));
     replace(w, &at, residual(w, t, at, x, biases.proj));
     int middle = hold(w, at);
     replace(w, &at, norm(w, t, at));
-    if (expert_layer) {
-        replace(w, &at, mixture(w, t, at));
-    } else {
-        replace(w, &at, column(w, t, at, gates(w) * f, false, KEPT));
-        replace(w, &at, activate(w, t, at, f, biases.mlp));
-        replace(w, &at, row(w, t, at));
-    }
+    if (!expert_layer)
+        replace(w, &at, dense_mlp(w, t, at, f));
+    else if (model->moe.moe_layer_recompute)
+        replace(w, &at, again(w, t, AGAIN_EXPERTS, experts, at, true));
+    else
+        replace(w, &at, experts(w, t, at, true));
     replace(w, &at, residual(w, t, at, middle, biases.mlp));
     drop(w, middle);
     return at;
@@ -583,7 +283,9 @@ static void replay(walk *w, tape *t, node *n, int d_output) {
     int x = view(w, n->saved[0]);
     if (n->inputs[0] >= 0)
         new_value(w, inner, x);
-    int y = n->op == AGAIN_LAYER ? layer(w, inner, x, n->expert_layer) : attention(w, inner, x);
+    int y = n->op == AGAIN_LAYER     ? layer(w, inner, x, n->expert_layer)
+            : n->op == AGAIN_EXPERTS ? experts(w, inner, x, true)
+                                     : loom__walk_attention(w, inner, x);
     inner->gradients[w->tensors[y].value] = hold(w, d_output);
     backward(w, inner);
     int d_x = n->inputs[0] >= 0 ? inner->gradients[w->tensors[x].value] : -1;
@@ -643,10 +345,8 @@ static void input_half(walk *w, tape *t, node *n, int d_y) {
                 w->sizes->model.hidden_dropout > 0 ? make(w, PASSING, bytes_of(w, d_y)) : hold(w, d_y));
         break;
     case ATTENTION:
-        other = make(w, PASSING, bytes_of(w, n->saved[2]));
-        made = make(w, PASSING, bytes_of(w, n->saved[0]));
-        give(w, t, n->inputs[0], made);
-        drop(w, other);
+    case EXCHANGE:
+        loom__walk_attention_backward(w, t, n, d_y);
         break;
     case ROPE:
         give(w, t, n->inputs[0], is_shared(w, d_y) ? make(w, PASSING, bytes_of(w, d_y)) : hold(w, d_y));
@@ -668,10 +368,18 @@ static void input_half(walk *w, tape *t, node *n, int d_y) {
         drop(w, make(w, PASSING, 4 * w->sizes->rows));
         give(w, t, n->inputs[0], made);
         break;
-    case MIXTURE:
-        mixture_backward(w, t, n);
+    case ROUTE:
+    case DISPATCH:
+    case EXPERT_LINEAR:
+    case COMBINE:
+        loom__walk_routed_backward(w, t, n);
+        break;
+    case ADD:
+        give(w, t, n->inputs[0], hold(w, d_y));
+        give(w, t, n->inputs[1], hold(w, d_y));
         break;
     case AGAIN_ATTENTION:
+    case AGAIN_EXPERTS:
     case AGAIN_LAYER:
         replay(w, t, n, d_y);
         break;
@@ -749,8 +457,11 @@ static void walk_chunk(
     } else {
         x = embed(w, t);
     }
+    int64_t behind = loom__plan_layers_behind_experts(w->sizes, chunk);
+    behind = behind < BEHIND_MOST ? behind : BEHIND_MOST;
+    int64_t before = dense > behind ? dense - behind : 0;
     for (int64_t i = 0; i < dense + experts; i++)
-        replace(w, &x, layer_forward(w, t, x, i < experts));
+        replace(w, &x, layer_forward(w, t, x, i >= before && i < before + experts));
     int output = chunk->loss ? head(w, t, x) : hold(w, x);
     drop(w, x);
     if (chunk->loss)

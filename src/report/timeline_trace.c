@@ -11,17 +11,18 @@ static void put_time(FILE *out, const char *name, double microseconds) {
     fprintf(out, ",\"%s\":%" PRId64 ".%03d", name, nanoseconds / 1000, (int)(nanoseconds % 1000));
 }
 
-static const char *const span_names[] = {"gradient reduction", "parameter gather", "optimizer step"};
+static const char *const span_names[] = {
+    "gradient reduction", "parameter gather", "optimizer step", "key exchange", "key gradient exchange"};
 
 static loom_status check_spans(const loom_timeline *timeline, loom__timeline_extent *extent) {
     for (int64_t i = 0; i < timeline->span_count; i++) {
         const loom_timeline_span *at = &timeline->spans[i];
-        if (at->row < 0 || at->row >= timeline->stages || (unsigned)at->kind > LOOM_SPAN_OPTIMIZER_STEP ||
+        if (at->row < 0 || at->row >= timeline->stages || (unsigned)at->kind > LOOM_SPAN_GRADIENT_EXCHANGE ||
             !isfinite(at->start) || !isfinite(at->end) || at->end < at->start)
             return loom_fail(LOOM_ERR_ARGUMENT,
                 "span %" PRId64 " (kind %d of row %" PRId64 ", from %g to %g) does not fit a timeline of %" PRId64
                 " rows: expected one of them, a kind from 0 to %d, and an end not before the begin",
-                i, (int)at->kind, at->row, at->start, at->end, timeline->stages, (int)LOOM_SPAN_OPTIMIZER_STEP);
+                i, (int)at->kind, at->row, at->start, at->end, timeline->stages, (int)LOOM_SPAN_GRADIENT_EXCHANGE);
         bool first = i == 0 && timeline->event_count == 0;
         extent->begin = first || at->start < extent->begin ? at->start : extent->begin;
         extent->end = first || at->end > extent->end ? at->end : extent->end;
@@ -49,12 +50,16 @@ static void put_span(FILE *out, const loom_timeline *timeline, int64_t number, d
         return;
     }
     for (int side = 0; side < 2; side++) {
-        fprintf(out,
-            ",\n{\"name\":\"%s, bucket %" PRId64 "\",\"cat\":\"%s\",\"ph\":\"%s\",\"id\":\"%" PRId64
-            "\",\"pid\":%" PRId64 ",\"tid\":0",
-            name, at->bucket, name, side == 0 ? "b" : "e", number, 1 + at->row);
+        fprintf(out, ",\n{\"name\":\"%s", name);
+        if (at->bucket >= 0)
+            fprintf(out, ", bucket %" PRId64, at->bucket);
+        fprintf(out, "\",\"cat\":\"%s\",\"ph\":\"%s\",\"id\":\"%" PRId64 "\",\"pid\":%" PRId64 ",\"tid\":0", name,
+            side == 0 ? "b" : "e", number, 1 + at->row);
         put_time(out, "ts", ((side == 0 ? at->start : at->end) - begin) * factor);
-        fprintf(out, ",\"args\":{\"bucket\":%" PRId64 ",\"bytes\":%" PRId64 "}}", at->bucket, at->bytes);
+        fputs(",\"args\":{", out);
+        if (at->bucket >= 0)
+            fprintf(out, "\"bucket\":%" PRId64 ",", at->bucket);
+        fprintf(out, "\"bytes\":%" PRId64 "}}", at->bytes);
     }
 }
 

@@ -38,6 +38,7 @@ typedef struct segment {
 struct loom__allocator {
     segment *segments;
     block *free_list;
+    const bool *lent; /* the endpoint's; NULL = of no rank */
     loom_memory memory;
 };
 
@@ -158,7 +159,8 @@ static void join(block *before, block *b) {
 }
 
 void loom__release(loom__allocator *allocator, void *memory) {
-    if (!memory)
+    /* The run has failed, and MPI may still write into buffers of messages that were given up. */
+    if (!memory || (allocator->lent && *allocator->lent))
         return;
     block *b = (block *)memory - 1;
     allocator->memory.in_use -= b->bytes;
@@ -184,8 +186,10 @@ loom_memory loom__allocator_memory(const loom__allocator *allocator) {
 }
 
 loom_status loom__rank_allocator(loom_rank *rank, loom__allocator **allocator) {
-    if (!rank->allocator)
+    if (!rank->allocator) {
         LOOM_TRY(loom__allocator_create(&rank->allocator));
+        rank->allocator->lent = &rank->endpoint->lent;
+    }
     *allocator = rank->allocator;
     return LOOM_OK;
 }

@@ -12,6 +12,7 @@ void loom__allocator_destroy(loom__allocator *allocator);
 
 /* 64-byte aligned memory of at least `bytes` (0 gives a valid block). Contents undefined. */
 loom_status loom__allocate(loom__allocator *allocator, size_t bytes, void **memory);
+/* Keeps the memory where the allocator's rank has lent buffers to MPI that it may still write to (endpoint->lent). */
 void loom__release(loom__allocator *allocator, void *memory);
 
 loom_memory loom__allocator_memory(const loom__allocator *allocator);

@@ -190,37 +190,49 @@ static void check_heads(loom__faults *faults, loom_model_config *config) {
     check_range(faults, "kv_channels", config->kv_channels, 1, CHANNELS_MAX);
 }
 
-loom_status loom__model_config_complete(loom_model_config *config, int64_t tp, bool sequence_parallel) {
-    loom__faults faults;
-    loom__faults_begin(&faults);
+static loom_status complete(loom_model_config *config, int64_t tp, bool sequence_parallel, loom__faults *faults) {
     loom_model_config made = *config;
     if (!made.architecture)
-        loom__faults_add(&faults, LOOM_ERR_CONFIG, "architecture: missing, expected one of " LOOM__ARCHITECTURES_BUILT);
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "architecture: missing, expected one of " LOOM__ARCHITECTURES_BUILT);
     else if (loom__architecture_find(made.architecture) == LOOM__ARCHITECTURE_UNKNOWN)
-        loom__faults_add(&faults, LOOM_ERR_UNSUPPORTED,
+        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
             "not supported yet: architecture \"%s\"; " LOOM__ARCHITECTURES_BUILT " are", made.architecture);
-    check_range(&faults, "tensor_model_parallel_size", tp, 1, WIDTH_MAX);
+    check_range(faults, "tensor_model_parallel_size", tp, 1, WIDTH_MAX);
     if (tp < 1 || tp > WIDTH_MAX)
-        return loom__faults_end(&faults);
-    check_range(&faults, "num_layers", made.num_layers, 1, LAYERS_MAX);
-    check_range(&faults, "hidden_size", made.hidden_size, 1, WIDTH_MAX);
+        return loom__faults_end(faults);
+    check_range(faults, "num_layers", made.num_layers, 1, LAYERS_MAX);
+    check_range(faults, "hidden_size", made.hidden_size, 1, WIDTH_MAX);
     if (made.ffn_hidden_size == 0 && made.hidden_size > 0 && made.hidden_size <= WIDTH_MAX)
         made.ffn_hidden_size = 4 * made.hidden_size;
-    check_range(&faults, "ffn_hidden_size", made.ffn_hidden_size, 1, 4 * (int64_t)WIDTH_MAX);
-    check_heads(&faults, &made);
-    check_vocabulary(&faults, &made, tp);
-    check_sequence(&faults, &made, tp, sequence_parallel);
-    check_enumerations(&faults, &made);
-    check_numbers(&faults, &made);
-    loom__model_config_complete_experts(&made, tp, sequence_parallel, &faults);
+    check_range(faults, "ffn_hidden_size", made.ffn_hidden_size, 1, 4 * (int64_t)WIDTH_MAX);
+    check_heads(faults, &made);
+    check_vocabulary(faults, &made, tp);
+    check_sequence(faults, &made, tp, sequence_parallel);
+    check_enumerations(faults, &made);
+    check_numbers(faults, &made);
+    loom__model_config_complete_experts(&made, tp, sequence_parallel, faults);
     if (sequence_parallel && tp == 1)
-        loom__faults_add(&faults, LOOM_ERR_CONFIG,
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
             "sequence_parallel needs tensor_model_parallel_size > 1, found 1: switch it off or use at least 2");
     /* Only sizes that are sound on their own can be compared with each other. */
     if (made.num_attention_heads > 0 && made.num_attention_heads <= HEADS_MAX && made.num_query_groups > 0 &&
         made.ffn_hidden_size > 0)
-        check_tensor_size(&faults, &made, tp);
-    LOOM_TRY(loom__faults_end(&faults));
+        check_tensor_size(faults, &made, tp);
+    LOOM_TRY(loom__faults_end(faults));
     *config = made;
     return LOOM_OK;
+}
+
+loom_status loom__model_config_complete(loom_model_config *config, int64_t tp, bool sequence_parallel) {
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    return complete(config, tp, sequence_parallel, &faults);
+}
+
+loom_status loom__model_config_complete_planned(loom_model_config *config, int64_t tp, bool sequence_parallel) {
+    loom__faults faults, not_built;
+    loom__faults_begin(&faults);
+    loom__faults_begin(&not_built);
+    faults.not_built = &not_built;
+    return complete(config, tp, sequence_parallel, &faults);
 }

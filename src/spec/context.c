@@ -1,6 +1,10 @@
 /* How ranks can share a sequence. In a ring they keep all heads, so that nothing but the length matters; by an
  * all-to-all they share heads, of which each then needs a whole number, and as many query groups. */
+#include "base/faults.h"
+#include "base/legal.h"
 #include "spec/parameter.h"
+#include <inttypes.h>
+#include <megaloom/layout.h>
 #include <string.h>
 
 static const char default_type[] = "p2p";
@@ -10,45 +14,63 @@ bool loom__context_type_is(const loom_model_config *config, const char *type) {
     return strcmp(given ? given : default_type, type) == 0;
 }
 
-static loom_status check_levels(const int64_t *sizes, int64_t cp) {
-    if (sizes[0] >= 1 && sizes[1] >= 1 && sizes[2] == 0 && cp % sizes[0] == 0 && cp / sizes[0] == sizes[1])
-        return LOOM_OK;
-    return loom_fail(LOOM_ERR_CONFIG,
-        "cp_comm_type a2a+p2p needs hierarchical_context_parallel_sizes of two levels, [a2a, p2p], whose product is "
-        "context_parallel_size %lld: found [%lld, %lld%s]",
-        (long long)cp, (long long)sizes[0], (long long)sizes[1], sizes[2] ? ", …" : "");
-}
-
-static loom_status check_length(int64_t s, int64_t cp) {
-    int64_t unit = 2 * cp, below = s / unit * unit;
+static void check_length(loom__faults *faults, int64_t s, int64_t tp, int64_t cp, bool sequence_parallel) {
+    /* Two chunks for each context rank, and whole rows of what a rank has for each of its tensor ranks. */
+    int64_t unit = cp * (!sequence_parallel ? 2 : tp % 2 == 0 ? tp : 2 * tp);
     if (s % unit == 0)
-        return LOOM_OK;
-    return loom_fail(LOOM_ERR_CONFIG,
-        "seq_length %lld cannot be cut into 2 chunks for each of the %lld ranks of context_parallel_size: expected a "
-        "multiple of %lld; nearest legal %lld%s%lld",
-        (long long)s, (long long)cp, (long long)unit, (long long)(below ? below : unit), below ? " or " : "…",
-        (long long)(below + unit));
+        return;
+    loom__faults_add(faults, LOOM_ERR_CONFIG,
+        "seq_length %" PRId64 " cannot be cut into 2 chunks for each of the %" PRId64
+        " ranks of context_parallel_size%s: expected a multiple of %" PRId64 "; nearest legal %s",
+        s, cp, sequence_parallel ? " and rows for each tensor rank, as sequence_parallel asks" : "", unit,
+        loom__nearest_multiples(unit, s).text);
 }
 
-loom_status loom__model_config_check_context(const loom_model_config *config, int64_t tp, int64_t cp) {
-    const loom_model_parallel_config *parallel = &config->parallel;
-    bool levels = loom__context_type_is(config, "a2a+p2p"), heads = levels || loom__context_type_is(config, "a2a");
-    if (cp == 1)
-        return LOOM_OK;
-    if (!heads && !loom__context_type_is(config, "p2p") && !loom__context_type_is(config, "all_gather"))
-        return loom_fail(LOOM_ERR_CONFIG, "cp_comm_type is \"%s\": expected p2p, all_gather, a2a or a2a+p2p",
-            parallel->cp_comm_type);
-    LOOM_TRY(check_length(config->seq_length, cp));
-    if (levels)
-        LOOM_TRY(check_levels(parallel->hierarchical_context_parallel_sizes, cp));
-    int64_t part = levels ? parallel->hierarchical_context_parallel_sizes[0] : heads ? cp : 1;
+static void check_levels(loom__faults *faults, const int64_t *sizes, int64_t cp, bool used) {
+    int64_t product = 1;
+    for (int level = 0; level < LOOM_LAYOUT_HCP_LEVELS && sizes[level] > 0; level++)
+        if (__builtin_mul_overflow(product, sizes[level], &product))
+            product = INT64_MAX;
+    if (used && (sizes[0] < 1 || sizes[1] < 1 || sizes[2] != 0 || product != cp))
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "cp_comm_type a2a+p2p needs hierarchical_context_parallel_sizes of two levels, [a2a, p2p], whose product "
+            "is context_parallel_size %" PRId64 ": found [%" PRId64 ", %" PRId64 "%s]",
+            cp, sizes[0], sizes[1], sizes[2] ? ", …" : "");
+    else if (sizes[0] > 0 && product != cp)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "hierarchical_context_parallel_sizes: found a product of %" PRId64
+            ", expected context_parallel_size, %" PRId64,
+            product, cp);
+}
+
+/* part: ranks that exchange heads for rows. */
+static void check_share_of_heads(
+    loom__faults *faults, const loom_model_config *config, const char *type, int64_t tp, int64_t part) {
     int64_t n = config->num_attention_heads / tp, g = config->num_query_groups / tp;
     if (part == 1 || (n % part == 0 && g > 0 && g % part == 0))
+        return;
+    loom__faults_add(faults, LOOM_ERR_CONFIG,
+        "cp_comm_type %s: %" PRId64 " context ranks cannot share the %" PRId64 " heads and %" PRId64
+        " query groups of a tensor rank (num_attention_heads %" PRId64 " and num_query_groups %" PRId64
+        " over tensor_model_parallel_size %" PRId64 "); p2p and all_gather can",
+        type, part, n, g, config->num_attention_heads, config->num_query_groups, tp);
+}
+
+loom_status loom__model_config_check_context(
+    const loom_model_config *config, int64_t tp, int64_t cp, bool sequence_parallel) {
+    const loom_model_parallel_config *parallel = &config->parallel;
+    const int64_t *sizes = parallel->hierarchical_context_parallel_sizes;
+    bool levels = loom__context_type_is(config, "a2a+p2p"), heads = levels || loom__context_type_is(config, "a2a");
+    loom__faults faults;
+    if (cp == 1)
         return LOOM_OK;
-    return loom_fail(LOOM_ERR_CONFIG,
-        "cp_comm_type %s: %lld context ranks cannot share the %lld heads and %lld query groups of a tensor rank "
-        "(num_attention_heads %lld and num_query_groups %lld over tensor_model_parallel_size %lld); p2p and all_gather "
-        "can",
-        parallel->cp_comm_type, (long long)part, (long long)n, (long long)g, (long long)config->num_attention_heads,
-        (long long)config->num_query_groups, (long long)tp);
+    loom__faults_begin(&faults);
+    if (!heads && !loom__context_type_is(config, "p2p") && !loom__context_type_is(config, "all_gather"))
+        loom__faults_add(&faults, LOOM_ERR_CONFIG, "cp_comm_type is \"%s\": expected p2p, all_gather, a2a or a2a+p2p",
+            parallel->cp_comm_type);
+    check_length(&faults, config->seq_length, tp, cp, sequence_parallel);
+    check_levels(&faults, sizes, cp, levels);
+    if (heads && (!levels || sizes[0] > 0))
+        check_share_of_heads(&faults, config, parallel->cp_comm_type, tp, levels ? sizes[0] : cp);
+    return loom__faults_end(&faults);
 }

@@ -1,5 +1,6 @@
 /* Experts of a configuration: which layers have them, what their fields mean to a router, and what may be together. */
 #include "base/faults.h"
+#include "base/legal.h"
 #include "spec/parameter.h"
 #include <inttypes.h>
 #include <string.h>
@@ -32,8 +33,9 @@ loom__router loom__model_router(const loom_model_config *config) {
     };
 }
 
-/* One of the names, or NULL for the first. */
-static void check_name(loom__faults *faults, const char *field, const char *found, const char *const *names) {
+/* One of the names, or NULL for the first; `unbuilt` is one that Megatron has besides. */
+static void check_name(
+    loom__faults *faults, const char *field, const char *found, const char *unbuilt, const char *const *names) {
     char list[128] = "";
     for (int i = 0; names[i]; i++) {
         if (!found || strcmp(found, names[i]) == 0)
@@ -41,37 +43,23 @@ static void check_name(loom__faults *faults, const char *field, const char *foun
         strncat(list, i ? ", " : "", sizeof list - strlen(list) - 1);
         strncat(list, names[i], sizeof list - strlen(list) - 1);
     }
-    loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: found %s, expected one of %s", field, found, list);
+    if (unbuilt && strcmp(found, unbuilt) == 0)
+        loom__faults_add(
+            faults, LOOM_ERR_UNSUPPORTED, "not supported yet: %s %s; what works: %s", field, unbuilt, list);
+    else
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: found %s, expected one of %s", field, found, list);
 }
 
 static void check_names(loom__faults *faults, const loom_moe_config *moe) {
-    check_name(faults, "moe_router_score_function", moe->moe_router_score_function,
+    check_name(faults, "moe_router_score_function", moe->moe_router_score_function, NULL,
         (const char *const[]){"softmax", "sigmoid", NULL});
-    check_name(faults, "moe_router_load_balancing_type", moe->moe_router_load_balancing_type,
+    check_name(faults, "moe_router_load_balancing_type", moe->moe_router_load_balancing_type, "global_aux_loss",
         (const char *const[]){"aux_loss", "seq_aux_loss", "sinkhorn", "none", NULL});
-    check_name(
-        faults, "moe_token_drop_policy", moe->moe_token_drop_policy, (const char *const[]){"probs", "position", NULL});
-    check_name(faults, "moe_token_dispatcher_type", moe->moe_token_dispatcher_type,
+    check_name(faults, "moe_token_drop_policy", moe->moe_token_drop_policy, NULL,
+        (const char *const[]){"probs", "position", NULL});
+    check_name(faults, "moe_token_dispatcher_type", moe->moe_token_dispatcher_type, "flex",
         (const char *const[]){"alltoall", "allgather", NULL});
-    check_name(faults, "moe_router_dtype", moe->moe_router_dtype, (const char *const[]){"fp32", NULL});
-}
-
-static void refuse_unbuilt(loom__faults *faults, const loom_moe_config *moe) {
-    const struct {
-        const char *name;
-        bool given;
-    } fields[] = {{"moe_router_enable_expert_bias", moe->moe_router_enable_expert_bias},
-        {"moe_router_force_load_balancing", moe->moe_router_force_load_balancing},
-        {"moe_shared_expert_overlap", moe->moe_shared_expert_overlap},
-        {"moe_apply_probs_on_input", moe->moe_apply_probs_on_input}, {"moe_layer_recompute", moe->moe_layer_recompute},
-        {"moe_per_layer_logging", moe->moe_per_layer_logging}};
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if (fields[i].given)
-            loom__faults_add(
-                faults, LOOM_ERR_UNSUPPORTED, "not supported yet: %s true; only false works", fields[i].name);
-    if (moe->moe_input_jitter_eps > 0)
-        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED, "not supported yet: moe_input_jitter_eps %g; only null works",
-            moe->moe_input_jitter_eps);
+    check_name(faults, "moe_router_dtype", moe->moe_router_dtype, "fp64", (const char *const[]){"fp32", NULL});
 }
 
 void loom__model_config_complete_experts(
@@ -93,6 +81,15 @@ void loom__model_config_complete_experts(
     if (moe->moe_ffn_hidden_size < 1 || moe->moe_ffn_hidden_size > WIDTH_MAX)
         loom__faults_add(faults, LOOM_ERR_CONFIG, "moe_ffn_hidden_size: found %" PRId64 ", expected 1 to %d",
             moe->moe_ffn_hidden_size, WIDTH_MAX);
+    int64_t shared = moe->moe_shared_expert_intermediate_size;
+    if (shared < 0 || shared > WIDTH_MAX)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "moe_shared_expert_intermediate_size: found %" PRId64 ", expected 1 to %d, or null", shared, WIDTH_MAX);
+    else if (shared % tp)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "moe_shared_expert_intermediate_size %" PRId64 " is not divisible by tensor_model_parallel_size %" PRId64
+            ": the nearest legal %s",
+            shared, tp, loom__nearest_multiples(tp, shared).text);
     if (moe->moe_layer_freq < 1)
         loom__faults_add(
             faults, LOOM_ERR_CONFIG, "moe_layer_freq: found %" PRId64 ", expected 1 or more", moe->moe_layer_freq);
@@ -102,7 +99,6 @@ void loom__model_config_complete_experts(
             " needs sequence_parallel true: each tensor rank routes rows of its own",
             moe->num_moe_experts, tp);
     check_names(faults, moe);
-    refuse_unbuilt(faults, moe);
     if (loom__model_biases(config).mlp)
         loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
             "not supported yet: experts with biases (add_bias_linear or add_mlp_bias true with num_moe_experts)");
@@ -122,19 +118,22 @@ void loom__model_config_complete_experts(
 
 loom_status loom__model_config_check_expert_ranks(const loom_model_config *config, int64_t ep, int64_t etp) {
     const loom_moe_config *moe = &config->moe;
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    if (moe->num_moe_experts == 0 && ep > 1)
+        loom__faults_add(&faults, LOOM_ERR_CONFIG,
+            "expert_model_parallel_size: found %" PRId64 ", expected 1 for a model without experts (num_moe_experts)",
+            ep);
     if (moe->num_moe_experts == 0)
-        return ep == 1
-                   ? LOOM_OK
-                   : loom_fail(LOOM_ERR_CONFIG,
-                         "expert_model_parallel_size is %" PRId64 ", but the model has no experts (num_moe_experts)",
-                         ep);
+        return loom__faults_end(&faults);
     if (moe->num_moe_experts % ep)
-        return loom_fail(LOOM_ERR_CONFIG,
-            "expert_model_parallel_size %" PRId64 " does not divide num_moe_experts %" PRId64, ep,
-            moe->num_moe_experts);
+        loom__faults_add(&faults, LOOM_ERR_CONFIG,
+            "expert_model_parallel_size %" PRId64 " does not divide num_moe_experts %" PRId64 ": the nearest legal %s",
+            ep, moe->num_moe_experts, loom__nearest_divisors(moe->num_moe_experts, ep).text);
     if (moe->moe_ffn_hidden_size % etp)
-        return loom_fail(LOOM_ERR_CONFIG,
-            "expert_tensor_parallel_size %" PRId64 " does not divide moe_ffn_hidden_size %" PRId64, etp,
-            moe->moe_ffn_hidden_size);
-    return LOOM_OK;
+        loom__faults_add(&faults, LOOM_ERR_CONFIG,
+            "expert_tensor_parallel_size %" PRId64 " does not divide moe_ffn_hidden_size %" PRId64
+            ": the nearest legal %s",
+            etp, moe->moe_ffn_hidden_size, loom__nearest_divisors(moe->moe_ffn_hidden_size, etp).text);
+    return loom__faults_end(&faults);
 }

@@ -59,9 +59,13 @@ typedef struct loom__model_spec {
 /* Fills in the derived values of a configuration for tp tensor ranks and checks it; every fault is named, with the
  * legal values (heads, groups and tp; hidden and tp; …). sequence_parallel: seq_length must be divisible by tp. */
 loom_status loom__model_config_complete(loom_model_config *config, int64_t tp, bool sequence_parallel);
+/* The same of a model that is planned and not trained: what is not built yet is no fault. */
+loom_status loom__model_config_complete_planned(loom_model_config *config, int64_t tp, bool sequence_parallel);
 
-/* Whether cp ranks can share a sequence of the configuration, which is complete, in the way that cp_comm_type says. */
-loom_status loom__model_config_check_context(const loom_model_config *config, int64_t tp, int64_t cp);
+/* Whether cp ranks can share a sequence of the configuration, which is complete, in the way that cp_comm_type says.
+ * sequence_parallel: the tp tensor ranks of each share its rows. */
+loom_status loom__model_config_check_context(
+    const loom_model_config *config, int64_t tp, int64_t cp, bool sequence_parallel);
 /* cp_comm_type is `type`; "p2p" where it is not set. */
 bool loom__context_type_is(const loom_model_config *config, const char *type);
 

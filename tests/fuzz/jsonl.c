@@ -15,7 +15,7 @@ static void read_line(const char *line, size_t bytes) {
     const char *text;
     size_t text_bytes;
     loom_error_clear();
-    if (loom__json_line_parse(line, bytes, &object) != LOOM_OK) {
+    if (loom__json_line_parse(line, bytes, bytes % 2 == 0, &object) != LOOM_OK) {
         if (!*loom_error_message())
             abort();
         return;

@@ -29,7 +29,7 @@ static void check_case(const json_t *item) {
     int64_t cp = golden_int(item, "cp", 0), s = golden_int(item, "seq", 0);
     loom_model_config config = loom_model_config_default("gpt2");
     config.seq_length = s;
-    bool refused = loom__model_config_check_context(&config, 1, cp) != LOOM_OK;
+    bool refused = loom__model_config_check_context(&config, 1, cp, false) != LOOM_OK;
     if (refused != (golden_int(item, "error", 0) != 0))
         fail_msg("%s: %s", id, refused ? loom_error_message() : "accepted, the reference refuses it");
     const json_t *positions = json_object_get(item, "positions");

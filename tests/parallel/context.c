@@ -17,7 +17,8 @@ static void what_hides_a_key_hides_it_on_any_rank(void **state) {
     (void)state;
     const shared_case cases[] = {{.cp = 3, .window = 5}, {.cp = 2, .window = 7, .type = "all_gather"},
         {.cp = 4, .window = 5, .type = "a2a"}, {.cp = 4, .window = 9, .type = "a2a+p2p", .inner = 2},
-        {.cp = 3, .documents = true}, {.cp = 2, .documents = true, .type = "all_gather", .micro = 2},
+        {.cp = 3, .documents = true}, {.cp = 4, .documents = true}, {.cp = 4, .documents = true, .learned = true},
+        {.cp = 2, .documents = true, .type = "all_gather", .micro = 2},
         {.cp = 3, .documents = true, .type = "a2a", .micro = 2},
         {.cp = 4, .documents = true, .type = "a2a+p2p", .inner = 2, .micro = 2}, {.cp = 3, .dropout = 0.2, .micro = 2},
         {.cp = 2, .dropout = 0.2, .type = "all_gather"}, {.cp = 4, .dropout = 0.2, .type = "a2a"},
@@ -71,7 +72,18 @@ static void what_cannot_be_shared_is_refused_with_its_numbers(void **state) {
     expect_refusal((shared_case){.cp = 2, .type = "ring"}, "found ring, expected one of p2p, all_gather, a2a, a2a+p2p");
 }
 
-int main(void) {
+static void the_same_holds_on_mpi_ranks(void **state) {
+    (void)state;
+    const shared_case cases[] = {{.cp = 2}, {.cp = 2, .type = "all_gather", .window = 5},
+        {.cp = 2, .type = "a2a", .documents = true}, {.cp = 3, .dropout = 0.2},
+        {.cp = 3, .type = "a2a", .precision = "bf16-mixed"}, {.cp = 4},
+        {.cp = 4, .type = "a2a+p2p", .inner = 2, .documents = true}, {.cp = 2, .pp = 2},
+        {.cp = 2, .tp = 2, .sp = true, .sharded = true}};
+    ALL_EQUAL_ONE_RANK_ON_MPI(cases);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest on_mpi[] = {cmocka_unit_test(the_same_holds_on_mpi_ranks)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_travel_in_four_ways),
         cmocka_unit_test(what_hides_a_key_hides_it_on_any_rank),
@@ -79,5 +91,6 @@ int main(void) {
         cmocka_unit_test(memory_falls_with_the_number_of_context_ranks),
         cmocka_unit_test(what_cannot_be_shared_is_refused_with_its_numbers),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    (void)argv;
+    return argc > 1 ? cmocka_run_group_tests(on_mpi, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
 }

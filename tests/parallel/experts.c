@@ -84,10 +84,27 @@ static void what_cannot_be_shared_is_refused_with_its_numbers(void **state) {
     expect_refusal((shared_case){.ranks = 2, .tp = 2, .experts = 4}, "needs sequence_parallel true");
     expect_refusal((shared_case){.ranks = 1, .experts = 4, .topk = 5}, "moe_router_topk is 5");
     expect_refusal((shared_case){.ranks = 1, .experts = 4, .topk = 1}, "moe_router_pre_softmax");
+    expect_refusal((shared_case){.ranks = 1, .experts = 4, .balance = "global_aux_loss"},
+        "not supported yet: moe_router_load_balancing_type global_aux_loss; what works: aux_loss, seq_aux_loss");
+    expect_refusal(
+        (shared_case){.ranks = 1, .experts = 4, .dispatcher = "ring"}, "found ring, expected one of alltoall");
     expect_refusal((shared_case){.ranks = 2, .ep = 2}, "expected 1 for a model without experts");
 }
 
-int main(void) {
+static void the_same_holds_on_mpi_ranks(void **state) {
+    (void)state;
+    const shared_case cases[] = {{.ranks = 2, .experts = 4, .ep = 2, .dispatcher = "alltoall"},
+        {.ranks = 2, .experts = 4, .ep = 2, .dispatcher = "allgather", .starved = true},
+        {.cp = 2, .experts = 4, .ep = 2, .coefficient = 1},
+        {.cp = 3, .experts = 12, .ep = 3, .starved = true, .dispatcher = "alltoall"},
+        {.ranks = 4, .experts = 8, .ep = 4, .starved = true, .dispatcher = "alltoall"},
+        {.ranks = 4, .experts = 4, .ep = 2, .etp = 2, .sharded = true},
+        {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .starved = true, .schedule = "zero-bubble"}};
+    ALL_EQUAL_ONE_RANK_ON_MPI(cases);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest on_mpi[] = {cmocka_unit_test(the_same_holds_on_mpi_ranks)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_are_shared_out_in_any_way),
         cmocka_unit_test(an_expert_and_a_rank_without_rows_go_along),
@@ -96,5 +113,6 @@ int main(void) {
         cmocka_unit_test(what_finds_no_room_is_dropped_on_any_rank),
         cmocka_unit_test(what_cannot_be_shared_is_refused_with_its_numbers),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    (void)argv;
+    return argc > 1 ? cmocka_run_group_tests(on_mpi, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* The plan's memory against what runs allocate: for fourteen layouts each rank's buffers of weights, gradients and
+/* The plan's memory against what runs allocate: for two dozen layouts each rank's buffers of weights, gradients and
  * optimizer state, and the high-water mark of its allocator, within 5 % of what the plan says of its stage. */
 #include "ddp/ddp.h"
 #include "parallel/support.h"
@@ -7,7 +7,11 @@
 #include <megaloom/plan.h>
 #include <stdlib.h>
 
-enum { FIELDS = 12, STEPS = 2 };
+enum { FIELDS = 16, STEPS = 2 };
+/* Padded to their capacity, experts get rows as evenly as the plan has them. */
+#define EXPERTS                                                                                                        \
+    "model.num_moe_experts=4", "model.moe_ffn_hidden_size=352", "model.moe_expert_capacity_factor=1",                  \
+        "model.moe_pad_expert_input_to_capacity=true"
 
 static const char *const common[] = {"steps=2", "model.architecture=llama", "model.num_layers=8",
     "model.hidden_size=128", "model.ffn_hidden_size=352", "model.num_attention_heads=8", "model.num_query_groups=4",
@@ -42,6 +46,25 @@ static const memory_case cases[] = {
             "strategy.ddp.use_distributed_optimizer=true", "data.global_batch_size=32", "model.hidden_dropout=0.1"}},
     {"gpt2, dropout", {"ranks=2", "strategy.tensor_model_parallel_size=2", "model.architecture=gpt2",
                           "model.num_query_groups=8", "model.hidden_dropout=0.1", "model.attention_dropout=0.1"}},
+    {"context, ring", {"ranks=2", "strategy.context_parallel_size=2"}},
+    {"context, gathered, bf16",
+        {"ranks=2", "strategy.context_parallel_size=2", "model.cp_comm_type=all_gather", "precision=bf16-mixed"}},
+    {"context, by heads", {"ranks=2", "strategy.context_parallel_size=2", "model.cp_comm_type=a2a"}},
+    {"context, ring, bf16, selective recomputation",
+        {"ranks=2", "strategy.context_parallel_size=2", "precision=bf16-mixed", "model.recompute=selective"}},
+    {"context in two levels with tensor and pipeline",
+        {"ranks=16", "strategy.context_parallel_size=4", "model.cp_comm_type=a2a+p2p",
+            "model.hierarchical_context_parallel_sizes=[2, 2]", "strategy.tensor_model_parallel_size=2",
+            "strategy.sequence_parallel=true", "strategy.pipeline_model_parallel_size=2", "data.global_batch_size=16"}},
+    {"experts on one rank", {"ranks=1", EXPERTS}},
+    {"experts over 2", {"ranks=2", EXPERTS, "strategy.expert_model_parallel_size=2"}},
+    {"slices of experts", {"ranks=2", EXPERTS, "strategy.expert_tensor_parallel_size=2"}},
+    {"tensor x experts",
+        {"ranks=4", EXPERTS, "strategy.tensor_model_parallel_size=2", "strategy.sequence_parallel=true",
+            "strategy.expert_model_parallel_size=2", "strategy.ddp.use_distributed_optimizer=true"}},
+    {"experts in bf16, a shared one, layers without, recomputed",
+        {"ranks=4", EXPERTS, "strategy.expert_model_parallel_size=2", "precision=bf16-mixed", "model.moe_layer_freq=2",
+            "model.moe_shared_expert_intermediate_size=352", "model.recompute=full"}},
     {"qwen3 in bf16, deep", {"ranks=1", "model.architecture=qwen3", "precision=bf16-mixed", "model.num_layers=12"}},
 };
 enum { CASES = sizeof cases / sizeof *cases };

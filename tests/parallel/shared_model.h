@@ -233,28 +233,40 @@ static inline shared_result run_it(const shared_case *c) {
     return result;
 }
 
-static inline void must_be_near(
+static inline loom_status near(
     const char *name, const char *what, int step, double found, double wanted, double relative) {
-    if (!(fabs(found - wanted) <= relative * fabs(wanted)))
-        fail_msg("%s: %s of step %d is %.9g, one rank has %.9g", name, what, step, found, wanted);
+    return fabs(found - wanted) <= relative * fabs(wanted)
+               ? LOOM_OK
+               : loom_fail(LOOM_ERR_INTERNAL, "%s: %s of step %d is %.9g, one rank has %.9g", name, what, step, found,
+                     wanted);
 }
 
-/* Against the same model and data on one rank. */
-static inline void must_equal_one_rank(const shared_case *given) {
+static inline loom_status compare(const shared_case *c, const shared_result *found, const shared_result *wanted) {
     char name[TEXT];
-    shared_case c = filled(given), alone = *given;
+    double loss = c->precision ? 4e-3 : 1e-5, norm = c->precision ? 6e-2 : 1e-5;
+    name_of(c, name);
+    for (int step = 0; step < STEPS; step++) {
+        LOOM_TRY(near(name, "loss", step, found->loss[step], wanted->loss[step], loss));
+        LOOM_TRY(near(name, "norm", step, found->norm[step], wanted->norm[step], norm));
+    }
+    return near(name, "evaluation loss", STEPS, found->evaluated, wanted->evaluated, loss);
+}
+
+/* The same model and data on one rank. */
+static inline shared_case on_one_rank(const shared_case *given) {
+    shared_case alone = *given;
     alone.ranks = alone.cp = alone.tp = alone.pp = alone.ep = 1;
     alone.vpp = alone.etp = 0;
     alone.schedule = NULL;
     alone.sp = alone.sharded = alone.average = alone.selective = false;
+    return alone;
+}
+
+static inline void must_equal_one_rank(const shared_case *given) {
+    shared_case c = filled(given), alone = on_one_rank(given);
     shared_result found = run_it(given), wanted = run_it(&alone);
-    double loss = c.precision ? 4e-3 : 1e-5, norm = c.precision ? 6e-2 : 1e-5;
-    name_of(&c, name);
-    for (int step = 0; step < STEPS; step++) {
-        must_be_near(name, "loss", step, found.loss[step], wanted.loss[step], loss);
-        must_be_near(name, "norm", step, found.norm[step], wanted.norm[step], norm);
-    }
-    must_be_near(name, "evaluation loss", STEPS, found.evaluated, wanted.evaluated, loss);
+    if (compare(&c, &found, &wanted))
+        fail_msg("%s", loom_error_message());
 }
 
 static inline void all_equal_one_rank(const shared_case *cases, size_t count) {
@@ -262,6 +274,59 @@ static inline void all_equal_one_rank(const shared_case *cases, size_t count) {
         must_equal_one_rank(&cases[i]);
 }
 
+/* ---- the same on the processes of mpirun: the cases that are of as many ranks ---- */
+
+typedef struct mpi_job {
+    const shared_case *cases;
+    const shared_result *wanted;
+    size_t count;
+} mpi_job;
+
+static inline loom_status all_on_mpi(loom_rank *rank, void *argument) {
+    const mpi_job *job = argument;
+    int ran = 0;
+    for (size_t i = 0; i < job->count; i++) {
+        shared_case c = filled(&job->cases[i]);
+        shared_result found;
+        if (c.ranks != loom_rank_count(rank))
+            continue;
+        LOOM_TRY(on_rank(rank, &(shared_job){&c, &found}));
+        loom_status status = loom_rank_index(rank) == 0 ? compare(&c, &found, &job->wanted[i]) : LOOM_OK;
+        LOOM_TRY(loom_agree(loom_rank_world(rank), status));
+        ran++;
+    }
+    return ran ? LOOM_OK : loom_fail(LOOM_ERR_STATE, "no case is of %d ranks", loom_rank_count(rank));
+}
+
+/* Each process runs the model alone first. Threads as ranks are refused under mpirun, whose variables are hidden
+ * meanwhile. */
+static inline void all_equal_one_rank_on_mpi(const shared_case *cases, size_t count) {
+    static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"};
+    enum { VARIABLES = sizeof variables / sizeof *variables };
+    char *hidden[VARIABLES];
+    shared_result wanted[32];
+    loom_run_options options = test_options();
+    assert_true(count <= sizeof wanted / sizeof *wanted);
+    for (int i = 0; i < VARIABLES; i++) {
+        const char *value = getenv(variables[i]);
+        hidden[i] = value ? strdup(value) : NULL;
+        unsetenv(variables[i]);
+    }
+    for (size_t i = 0; i < count; i++) {
+        shared_case alone = on_one_rank(&cases[i]);
+        wanted[i] = run_it(&alone);
+    }
+    for (int i = 0; i < VARIABLES; i++) {
+        if (hidden[i])
+            setenv(variables[i], hidden[i], 1);
+        free(hidden[i]);
+    }
+    if (loom_run_mpi(all_on_mpi, &(mpi_job){cases, wanted, count}, &options))
+        fail_msg("%s", loom_error_message());
+}
+
 #define ALL_EQUAL_ONE_RANK(cases) all_equal_one_rank(cases, sizeof(cases) / sizeof *(cases))
+
+#define ALL_EQUAL_ONE_RANK_ON_MPI(cases) all_equal_one_rank_on_mpi(cases, sizeof(cases) / sizeof *(cases))
 
 #endif

@@ -1,6 +1,6 @@
 /* What a trace shows beside the computations: reductions of buckets under the backward or behind it, gathers of
- * parameters behind the optimizer's step. Rank 0 reads the file that it has written. Under mpirun the program is one of
- * the two ranks. */
+ * parameters behind the optimizer's step, keys and values under the attention that they come for. Rank 0 reads the file
+ * that it has written. Under mpirun the program is one of the two ranks. */
 #include "small_model.h"
 #include "support.h"
 #include <jansson.h>
@@ -12,7 +12,7 @@
 enum { RANKS = 2, STEPS = 2, MICROBATCHES = 2 };
 
 typedef struct trace_case {
-    bool overlaps, shards;
+    bool overlaps, shards, ring;
     char folder[256];
 } trace_case;
 
@@ -100,6 +100,49 @@ static loom_status check_rank(const trace_case *c, const json_t *events, int64_t
     return LOOM_OK;
 }
 
+/* Each transfer of the ring begins under the forward or backward of its microbatch and ends there. */
+static loom_status check_exchanges(const json_t *events, const char *name, int64_t rank, int64_t wanted,
+    const found *forwards, const found *backwards) {
+    found exchanges;
+    LOOM_TRY(find(events, name, 1 + rank, 0, &exchanges));
+    CHECK(
+        exchanges.count == wanted, "%lld times %s, expected %lld", (long long)exchanges.count, name, (long long)wanted);
+    for (int64_t i = 0; i < exchanges.count; i++) {
+        int64_t around = 0;
+        for (int kind = 0; kind < 2; kind++) {
+            const found *computations = kind == 0 ? forwards : backwards;
+            for (int64_t k = 0; k < computations->count; k++)
+                around += computations->begin[k] <= exchanges.begin[i] && exchanges.end[i] <= computations->end[k];
+        }
+        CHECK(around == 1, "%s from %g to %g us is inside of %lld computations", name, exchanges.begin[i],
+            exchanges.end[i], (long long)around);
+    }
+    return LOOM_OK;
+}
+
+static loom_status check_ring(const json_t *events, int64_t rank) {
+    enum {
+        LAYERS = 2,
+        PIECE = 4 * 2 * 2 * 16 * 4
+    }; /* bytes of a piece: rows, samples, keys and values, width, float */
+    found forwards, backwards;
+    const json_t *at;
+    size_t i;
+    LOOM_TRY(find(events, "forward", 0, rank, &forwards));
+    LOOM_TRY(find(events, "backward", 0, rank, &backwards));
+    int64_t layers = (int64_t)STEPS * MICROBATCHES * LAYERS;
+    /* Keys go once in the forward and once in the backward of two ranks; their gradient is at home after two. */
+    LOOM_TRY(check_exchanges(events, "key exchange", rank, 2 * layers, &forwards, &backwards));
+    LOOM_TRY(check_exchanges(events, "key gradient exchange", rank, 2 * layers, &backwards, &(found){0}));
+    json_array_foreach(events, i, at) {
+        const json_t *arguments = json_object_get(at, "args");
+        if (is_named(at, "key exchange") || is_named(at, "key gradient exchange"))
+            CHECK(number(arguments, "bytes") == PIECE && !json_object_get(arguments, "bucket"), "%g bytes of a piece",
+                number(arguments, "bytes"));
+    }
+    return LOOM_OK;
+}
+
 static loom_status check_file(const trace_case *c) {
     char path[512];
     json_error_t fault;
@@ -122,15 +165,18 @@ static loom_status check_file(const trace_case *c) {
         status = loom_fail(LOOM_ERR_INTERNAL, "%lld processes of communication have names", (long long)named);
     if (!status && (c->overlaps ? buckets < 3 : buckets != 1))
         status = loom_fail(LOOM_ERR_INTERNAL, "%lld buckets", (long long)buckets);
-    for (int64_t rank = 0; rank < RANKS && !status; rank++)
+    for (int64_t rank = 0; rank < RANKS && !status; rank++) {
         status = check_rank(c, events, rank, buckets);
+        if (!status && c->ring)
+            status = check_ring(events, rank);
+    }
     json_decref(file);
     return status;
 }
 
 static loom_status traced(loom_rank *rank, small_run *run, const trace_case *c) {
     double loss;
-    LOOM_TRY(small_data(run, LOOM_TRAINING, 64, 2, 2 * RANKS * MICROBATCHES));
+    LOOM_TRY(small_data(run, LOOM_TRAINING, 64, 2, 2 * MICROBATCHES * (c->ring ? 1 : RANKS)));
     LOOM_TRY(loom_parallel_trace_begin(run->parallel, 1000));
     for (int step = 0; step < STEPS; step++) {
         LOOM_TRY(loom_parallel_training_step(run->parallel, run->batches, &loss));
@@ -146,6 +192,7 @@ static loom_status train(loom_rank *rank, void *argument) {
     config.ddp_config.overlap_grad_reduce = c->overlaps;
     config.ddp_config.bucket_size = 1000;
     config.ddp_config.use_distributed_optimizer = config.ddp_config.overlap_param_gather = c->shards;
+    config.context_parallel_size = c->ring ? RANKS : 1;
     small_run run;
     loom_status status = small_start(rank, &config, &run);
     if (!status)
@@ -168,8 +215,8 @@ static void remove_folder(const trace_case *c) {
     rmdir(c->folder);
 }
 
-static void run_case(bool overlaps, bool shards) {
-    trace_case c = {.overlaps = overlaps, .shards = shards};
+static void run_case(bool overlaps, bool shards, bool ring) {
+    trace_case c = {.overlaps = overlaps, .shards = shards, .ring = ring};
     loom_run_options options = test_options();
     make_folder(&c);
     loom_status status = loom_run_local(RANKS, train, &c, &options);
@@ -180,20 +227,25 @@ static void run_case(bool overlaps, bool shards) {
 
 static void reductions_begin_under_the_backward(void **state) {
     (void)state;
-    run_case(true, false);
+    run_case(true, false, false);
 }
 
 static void without_overlap_they_begin_behind_it(void **state) {
     (void)state;
-    run_case(false, false);
+    run_case(false, false, false);
 }
 
 static void gathers_follow_the_update(void **state) {
     (void)state;
-    run_case(true, true);
+    run_case(true, true, false);
 }
 
-enum { CASES = 3 };
+static void keys_travel_under_attention(void **state) {
+    (void)state;
+    run_case(true, false, true);
+}
+
+enum { CASES = 4 };
 
 static loom_status train_all(loom_rank *rank, void *argument) {
     trace_case *cases = argument;
@@ -204,7 +256,8 @@ static loom_status train_all(loom_rank *rank, void *argument) {
 
 static void the_same_holds_on_mpi_ranks(void **state) {
     (void)state;
-    trace_case cases[CASES] = {{.overlaps = true}, {.overlaps = false}, {.overlaps = true, .shards = true}};
+    trace_case cases[CASES] = {
+        {.overlaps = true}, {.overlaps = false}, {.overlaps = true, .shards = true}, {.overlaps = true, .ring = true}};
     loom_run_options options = test_options();
     for (int i = 0; i < CASES; i++)
         make_folder(&cases[i]);
@@ -220,6 +273,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(reductions_begin_under_the_backward),
         cmocka_unit_test(without_overlap_they_begin_behind_it),
         cmocka_unit_test(gathers_follow_the_update),
+        cmocka_unit_test(keys_travel_under_attention),
     };
     const struct CMUnitTest on_mpi[] = {cmocka_unit_test(the_same_holds_on_mpi_ranks)};
     (void)argv;

@@ -89,15 +89,15 @@ static void a_line_that_is_no_sample_is_named(void **state) {
     static const struct {
         const char *text, *message;
     } wrong[] = {
-        {"{\"input\": \"a\", \"output\": \"b\"}\n{", "a.jsonl:2: no JSON: "},
-        {"[1]", "a.jsonl:1: no object, expected {\"input\""},
+        {"{\"input\": \"a\", \"output\": \"b\"}\n{", "a.jsonl:2: no JSON at byte "},
+        {"[1]", "a.jsonl:1: the line is a list, expected an object"},
         {"{\"input\": \"a\"}", "a.jsonl:1: no texts input and output"},
         {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", "a.jsonl:1: no message of the role assistant"},
         {"{\"messages\": [{\"role\": \"user\"}]}", "a.jsonl:1: a message without the texts role and content"},
         {"{\"input\": \"\", \"output\": \"\"}", "a.jsonl:1: a sample of 1 tokens, expected at least 2"},
         {"{\"input\": \"aaaaaaaaaa\", \"output\": \"bbb\"}",
             "a.jsonl:1: the sample takes 13 positions, the sequence has 12"},
-        {"{\"input\": \"a\", \"input\": \"b\", \"output\": \"c\"}", "a.jsonl:1: no JSON: "},
+        {"{\"input\": \"a\", \"input\": \"b\", \"output\": \"c\"}", "a.jsonl:1: no JSON at byte "},
     };
     scratch folder = scratch_make();
     loom_dataset set;
@@ -108,6 +108,37 @@ static void a_line_that_is_no_sample_is_named(void **state) {
     }
     assert_int_equal(open_text(&folder, "\n \n", S, false, &set), LOOM_ERR_NOT_FOUND);
     assert_int_equal(open_text(&folder, "", 0, false, &set), LOOM_ERR_CONFIG);
+    scratch_remove(&folder);
+}
+
+/* Lines that preprocessing reads are read here too. */
+static void a_mark_before_the_file_and_numbers_of_any_size_do_not_matter(void **state) {
+    (void)state;
+    scratch folder = scratch_make();
+    loom_dataset set;
+    assert_int_equal(open_text(&folder,
+                         "\xef\xbb\xbf{\"input\": \"ask\", \"output\": \"yes\", "
+                         "\"id\": 123456789012345678901234567890}\r\n\xef\xbb\xbf\n",
+                         S, false, &set),
+        LOOM_OK);
+    assert_int_equal(set.length, 1);
+    assert_row(&set, 0, "askyes......", "skyes$......", "001111000000", "012345012345", NULL);
+    loom_dataset_destroy(&set);
+    scratch_remove(&folder);
+}
+
+static void a_line_beyond_64_mib_is_refused_unparsed(void **state) {
+    (void)state;
+    static const size_t bytes = (64 << 20) + 1;
+    scratch folder = scratch_make();
+    loom_dataset set;
+    char *text = malloc(bytes + 1);
+    assert_non_null(text);
+    memset(text, '[', bytes);
+    text[bytes] = '\0';
+    assert_int_equal(open_text(&folder, text, S, false, &set), LOOM_ERR_FORMAT);
+    assert_non_null(strstr(loom_error_message(), "a.jsonl:1: the line has 67108865 bytes, expected at most 67108864"));
+    free(text);
     scratch_remove(&folder);
 }
 
@@ -134,6 +165,8 @@ int main(void) {
         cmocka_unit_test(only_answers_count),
         cmocka_unit_test(samples_share_a_row_while_they_fit),
         cmocka_unit_test(a_line_that_is_no_sample_is_named),
+        cmocka_unit_test(a_mark_before_the_file_and_numbers_of_any_size_do_not_matter),
+        cmocka_unit_test(a_line_beyond_64_mib_is_refused_unparsed),
         cmocka_unit_test(a_file_cut_anywhere_is_refused_or_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

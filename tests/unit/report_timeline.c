@@ -204,7 +204,7 @@ static void what_cannot_be_drawn_is_refused(void **state) {
     }
     static const loom_timeline_span bad_spans[] = {
         {2, LOOM_SPAN_GRADIENT_REDUCTION, 0, 0, 0, 1},
-        {0, LOOM_SPAN_OPTIMIZER_STEP + 1, 0, 0, 0, 1},
+        {0, LOOM_SPAN_GRADIENT_EXCHANGE + 1, 0, 0, 0, 1},
         {0, LOOM_SPAN_PARAMETER_GATHER, 0, 0, 2, 1},
         {0, LOOM_SPAN_PARAMETER_GATHER, 0, 0, NAN, 1},
     };

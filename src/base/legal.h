@@ -1,6 +1,6 @@
 /* The nearest legal numbers to one that is not, as text for messages. */
-#ifndef LAYOUT_LEGAL_H
-#define LAYOUT_LEGAL_H
+#ifndef BASE_LEGAL_H
+#define BASE_LEGAL_H
 
 #include <stddef.h>
 #include <stdint.h>

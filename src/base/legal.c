@@ -1,6 +1,6 @@
 /* What a message says after "nearest legal". The search for a divisor is bounded, since a message may not take longer
  * than the work it refuses; 1 is always an answer. */
-#include "layout/legal.h"
+#include "base/legal.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
