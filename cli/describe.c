@@ -113,7 +113,8 @@ static loom_status look_at_checkpoint(const char *path, const char **dtype, int6
     LOOM_TRY(loom_checkpoint_open(path, &checkpoint));
     for (int64_t i = 0; i < loom_checkpoint_get_info(checkpoint)->tensors; i++) {
         const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(checkpoint, i);
-        if (strncmp(tensor->name, "optimizer.", strlen("optimizer.")) == 0)
+        /* With experts also "chained_0.optimizer.…". */
+        if (strncmp(tensor->name, "optimizer.", strlen("optimizer.")) == 0 || strstr(tensor->name, ".optimizer."))
             continue;
         *dtype = *count ? *dtype : loom_dtype_name(tensor->dtype);
         ++*count;

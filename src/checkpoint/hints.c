@@ -63,11 +63,13 @@ static bool read_random_states(loom_checkpoint *of) {
     return false;
 }
 
-/* Groups G of "optimizer.distributed.dp_group_idx_G.…": there is one for each (tensor, pipeline) rank. */
+/* Groups G of "optimizer.distributed.dp_group_idx_G.…": there is one for each (tensor, pipeline) rank. Those of
+ * experts, of the second one of chained optimizers, are others. */
 static int64_t count_groups(const loom_checkpoint *of) {
     int64_t groups = 0;
     for (int64_t i = 0; i < of->info.objects; i++) {
-        const char *at = strstr(of->objects[i].object.name, "dp_group_idx_");
+        const char *name = of->objects[i].object.name;
+        const char *at = strncmp(name, "chained_1.", strlen("chained_1.")) ? strstr(name, "dp_group_idx_") : NULL;
         long long group = at ? atoll(at + 13) : -1;
         if (group >= groups)
             groups = group + 1;

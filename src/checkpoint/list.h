@@ -10,7 +10,7 @@ typedef struct loom__state_list {
     const loom__sharded_layout *layout;
     const loom__sharded_options *options;
     const loom__part *part;
-    int64_t tp_rank, stage, dp_rank;
+    const loom__sharded_place *at;
 } loom__state_list;
 
 /* A zeroed entry at the end; valid until the next one. */

@@ -70,8 +70,9 @@ typedef struct loom__reshard_plan {
     int64_t *missing; /* wants of which the checkpoint lacks elements; rows of padding need not be there */
 } loom__reshard_plan;
 
-/* The plan of one rank of tp, whose padded vocabulary is that of `spec` (the model may be padded otherwise than that of
- * the source). LOOM_ERR_ARGUMENT for a want outside its tensor, LOOM_ERR_MEMORY. */
+/* The plan of one rank of those that share the wanted parameters, tensor ranks or expert tensor ranks: wants are of
+ * experts alone or of none, but where both are shared alike. The padded vocabulary is that of `spec` (the model may be
+ * padded otherwise than that of the source). LOOM_ERR_ARGUMENT for a want outside its tensor, LOOM_ERR_MEMORY. */
 loom_status loom__reshard_plan_create(const loom__reshard_source *source, const loom__model_spec *spec, int64_t tp,
     int64_t tp_rank, const loom__reshard_want *wants, int64_t count, loom__reshard_plan **plan);
 void loom__reshard_plan_destroy(loom__reshard_plan *plan); /* NULL is accepted */

@@ -76,28 +76,66 @@ static const char *rename_norm(const char *name) {
     return name;
 }
 
+loom__key_style loom__key_style_of(const loom_model_config *config, bool singleton_local_shards) {
+    if (singleton_local_shards)
+        return LOOM__KEYS_SINGLETON;
+    return config->moe.num_moe_experts > 0 && config->moe.moe_layer_freq > 1 ? LOOM__KEYS_OF_LAYERS
+                                                                             : LOOM__KEYS_STACKED;
+}
+
+static loom__key_style style_of(const loom__state_list *list) {
+    return loom__key_style_of(&list->layout->spec->config, list->options->singleton_local_shards);
+}
+
+/* What of a name in a layer stands before and behind the number of an expert: "mlp.experts." and "linear_fc1.weight".
+ */
+static const char *skip_expert(const char *name, size_t *before) {
+    static const char local[] = "local_experts.";
+    const char *at = strstr(name, local);
+    *before = (size_t)(at - name);
+    return strchr(at + strlen(local), '.') + 1;
+}
+
 void loom__state_key(
-    const loom__parameter_descriptor *parameter, bool singleton, int part, char key[LOOM__STATE_KEY_BYTES]) {
+    const loom__parameter_descriptor *parameter, loom__key_style style, int part, char key[LOOM__STATE_KEY_BYTES]) {
     static const char *const halves[] = {"", "_w", "_v"};
     const char *name = rename_norm(name_in_layer(parameter)), *half = halves[part + 1];
-    if (parameter->layer < 0)
-        snprintf(key, LOOM__STATE_KEY_BYTES, "%s%s", name, half);
-    else if (singleton)
-        snprintf(key, LOOM__STATE_KEY_BYTES, "decoder.layers.%lld.%s%s", (long long)parameter->layer, name, half);
-    else
-        snprintf(key, LOOM__STATE_KEY_BYTES, "decoder.layers.%s%s", name, half);
+    char layer[64] = "", expert[64] = "";
+    size_t before = 0;
+    if (parameter->expert >= 0)
+        snprintf(expert, sizeof expert, "mlp.experts.experts.");
+    if (parameter->expert >= 0 && style == LOOM__KEYS_SINGLETON)
+        snprintf(expert, sizeof expert, "mlp.experts.experts.%lld.", (long long)parameter->expert);
+    if (parameter->expert >= 0)
+        name = skip_expert(name, &before);
+    if (parameter->layer >= 0)
+        snprintf(layer, sizeof layer, "decoder.layers.");
+    if (parameter->layer >= 0 && style != LOOM__KEYS_STACKED)
+        snprintf(layer, sizeof layer, "decoder.layers.%lld.", (long long)parameter->layer);
+    snprintf(key, LOOM__STATE_KEY_BYTES, "%s%s%s%s", layer, expert, name, half);
+}
+
+/* Axes of a key that number what shares it. */
+static void place_axis(loom__state_entry *entry, int64_t length, int64_t at) {
+    entry->shape[entry->dims] = length;
+    entry->offset[entry->dims] = at;
+    entry->size[entry->dims++] = 1;
+}
+
+static void place_axes(
+    const loom__state_list *list, const loom__parameter_descriptor *parameter, loom__state_entry *entry) {
+    const loom_model_config *config = &list->layout->spec->config;
+    loom__key_style style = style_of(list);
+    if (parameter->layer >= 0 && style == LOOM__KEYS_STACKED)
+        place_axis(entry, config->num_layers, parameter->layer);
+    if (parameter->expert >= 0 && style != LOOM__KEYS_SINGLETON)
+        place_axis(entry, config->moe.num_moe_experts, parameter->expert);
 }
 
 /* Global shape, offset and size of one box of a parameter. */
 static void place_box(const loom__state_list *list, const loom__parameter_descriptor *parameter, const loom__box *box,
     int part, loom__state_entry *entry) {
-    bool layered = parameter->layer >= 0 && !list->options->singleton_local_shards;
-    if (layered) {
-        entry->shape[0] = list->layout->spec->config.num_layers;
-        entry->offset[0] = parameter->layer;
-        entry->size[0] = 1;
-        entry->dims = 1;
-    }
+    place_axes(list, parameter, entry);
     int64_t shape[2] = {part < 0 ? parameter->padded_rows : parameter->padded_rows / 2, parameter->shape[1]};
     int64_t skipped = part > 0 ? shape[0] : 0;
     for (int i = 0; i < parameter->dims; i++) {
@@ -118,14 +156,19 @@ static loom_status add_box(loom__state_list *list, int64_t number, const char *p
     char name[LOOM__STATE_KEY_BYTES];
     loom__state_entry *entry = NULL;
     LOOM_TRY(loom__state_list_add(list, &entry));
-    loom__state_key(parameter, list->options->singleton_local_shards, part, name);
+    loom__state_key(parameter, style_of(list), part, name);
     LOOM_TRY(loom__state_key_format(entry->key, "%s%s", prefix, name));
     place_box(list, parameter, box, part, entry);
+    entry->expert = parameter->expert >= 0;
     entry->dtype = dtype;
     entry->replica[0] = held->copy;
     entry->array = array;
     entry->entry = number;
     return LOOM_OK;
+}
+
+static int64_t data_rank(const loom__state_list *list, const loom__parameter_descriptor *parameter) {
+    return parameter->expert >= 0 ? list->at->edp_rank : list->at->dp_rank;
 }
 
 /* All chunks of one array of one parameter; keys begin with `prefix`. range: the elements of the local tensor that this
@@ -135,7 +178,8 @@ static loom_status add_parameter(
     const loom__model_spec *spec = list->layout->spec;
     const loom__parameter_descriptor *parameter = &spec->parameters[list->part->entries[number].canonical];
     loom__shard_box shards[LOOM__SHARD_BOXES];
-    int count = loom__shard_boxes(spec, parameter, list->layout->tp, list->tp_rank, shards);
+    int count = loom__shard_boxes(spec, parameter, loom__layout_tensor_size(list->layout, parameter),
+        loom__place_tensor_rank(list->at, parameter), shards);
     for (int i = 0; i < count; i++) {
         bool apart = list->options->singleton_local_shards && parameter->shard == LOOM__SHARD_GATE_UP;
         loom__box boxes[LOOM__RANGE_BOXES] = {shards[i].box};
@@ -144,7 +188,7 @@ static loom_status add_parameter(
             LOOM_TRY(add_box(list, number, prefix, array, dtype, &boxes[k], apart ? i : -1));
             loom__state_entry *entry = &list->state->entries[list->state->count - 1];
             entry->replica[1] = shards[i].replica;
-            entry->replica[2] = range ? 0 : list->dp_rank;
+            entry->replica[2] = range ? 0 : data_rank(list, parameter);
         }
     }
     return LOOM_OK;
@@ -153,25 +197,32 @@ static loom_status add_parameter(
 /* A linear layer of a transformer layer, known by its weight, has an object beside it. */
 static loom_status add_extra_state(loom__state_list *list, int64_t number) {
     static const char *const linear[] = {"self_attention.linear_proj.weight", "self_attention.linear_qkv.weight",
-        "mlp.linear_fc1.weight", "mlp.linear_fc2.weight"};
+        "mlp.linear_fc1.weight", "mlp.linear_fc2.weight", "mlp.shared_experts.linear_fc1.weight",
+        "mlp.shared_experts.linear_fc2.weight"};
     const loom__parameter_descriptor *parameter = list->part->entries[number].descriptor;
     const char *name = name_in_layer(parameter);
-    bool found = false;
+    bool found = parameter->expert >= 0;
     for (size_t i = 0; i < sizeof linear / sizeof *linear; i++)
         found = found || (parameter->layer >= 0 && strcmp(name, linear[i]) == 0);
     if (!found)
         return LOOM_OK;
-    char key[LOOM__STATE_KEY_BYTES];
-    bool singleton = list->options->singleton_local_shards;
+    char key[LOOM__STATE_KEY_BYTES], place[64];
     loom__state_entry *entry = NULL;
     LOOM_TRY(loom__state_list_add(list, &entry));
-    loom__state_key(parameter, singleton, -1, key);
-    LOOM_TRY(loom__state_key_format(entry->key, "%s%.*s_extra_state/shard_%lld_%lld", list->options->prefix,
-        (int)(strlen(key) - strlen("weight")), key, singleton ? 0LL : (long long)parameter->layer,
-        singleton ? 1LL : (long long)list->layout->spec->config.num_layers));
+    loom__state_key(parameter, style_of(list), -1, key);
+    place_axes(list, parameter, entry);
+    if (entry->dims == 0)
+        place_axis(entry, 1, 0);
+    snprintf(place, sizeof place, "%lld_%lld", (long long)entry->offset[0], (long long)entry->shape[0]);
+    if (entry->dims > 1)
+        snprintf(place, sizeof place, "%lld.%lld_%lld.%lld", (long long)entry->offset[0], (long long)entry->offset[1],
+            (long long)entry->shape[0], (long long)entry->shape[1]);
+    LOOM_TRY(loom__state_key_format(entry->key, "%s%.*s_extra_state/shard_%s", list->options->prefix,
+        (int)(strlen(key) - strlen("weight")), key, place));
     entry->object = LOOM__STATE_EXTRA;
-    entry->replica[1] = list->tp_rank;
-    entry->replica[2] = list->dp_rank;
+    entry->expert = parameter->expert >= 0;
+    entry->replica[1] = loom__place_tensor_rank(list->at, parameter);
+    entry->replica[2] = data_rank(list, parameter);
     entry->entry = number;
     return LOOM_OK;
 }
@@ -184,7 +235,7 @@ static loom_status add_moment(
     for (int64_t i = 0; i < list->part->count; i++) {
         int64_t range[2] = {0, 0};
         if (buckets)
-            loom__state_shard_range(buckets, buckets->place_count - 1 - i, list->layout->dp, list->dp_rank, range);
+            loom__state_shard_range(buckets, list->part->entries[i].buffer_place, list->layout, list->at, range);
         if (!buckets || range[0] < range[1])
             LOOM_TRY(add_parameter(list, i, prefix, array, dtype, buckets ? range : NULL));
     }
@@ -216,7 +267,7 @@ static loom_status add_optimizer(loom__state_list *list) {
     if (form != LOOM__OPTIMIZER_FULLY_RESHARDABLE || !options->by_shard)
         return add_state(list, NULL);
     loom__state_buckets *buckets = NULL;
-    LOOM_TRY(loom__state_buckets_create(list->layout, list->part, list->stage, &buckets));
+    LOOM_TRY(loom__state_buckets_create(list->layout, list->part, list->at->stage, &buckets));
     loom_status status = add_state(list, buckets);
     loom__state_buckets_destroy(buckets);
     return status;
@@ -231,17 +282,11 @@ static loom_status add_all(loom__state_list *list) {
 }
 
 loom_status loom__sharded_state_create(const loom__sharded_layout *layout, const loom__sharded_options *options,
-    const loom__part *part, int64_t tp_rank, int64_t stage, int64_t dp_rank, loom__sharded_state **out) {
+    const loom__part *part, const loom__sharded_place *at, loom__sharded_state **out) {
     loom__sharded_state *state = calloc(1, sizeof *state);
     if (!state)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a sharded state");
-    loom__state_list list = {.state = state,
-        .layout = layout,
-        .options = options,
-        .part = part,
-        .tp_rank = tp_rank,
-        .stage = stage,
-        .dp_rank = dp_rank};
+    loom__state_list list = {.state = state, .layout = layout, .options = options, .part = part, .at = at};
     loom_status status = add_all(&list);
     if (status) {
         loom__sharded_state_destroy(state);
@@ -258,7 +303,7 @@ void loom__sharded_state_destroy(loom__sharded_state *state) {
     free(state);
 }
 
-loom_status loom__sharded_part(const loom__sharded_layout *layout, int64_t stage, loom__part **part) {
+static loom_status stage_part(const loom__sharded_layout *layout, int64_t stage, loom__part **part) {
     if (!layout->stages)
         return loom__part_create(layout->spec, 1, NULL, 0, part);
     loom_stage *chunks = malloc((size_t)layout->chunks * sizeof *chunks);
@@ -269,4 +314,12 @@ loom_status loom__sharded_part(const loom__sharded_layout *layout, int64_t stage
     loom_status status = loom__part_create(layout->spec, layout->pp, chunks, layout->chunks, part);
     free(chunks);
     return status;
+}
+
+loom_status loom__sharded_part(const loom__sharded_layout *layout, int64_t stage, int64_t ep_rank, loom__part **part) {
+    LOOM_TRY(stage_part(layout, stage, part));
+    int64_t experts = loom__layout_has_experts(layout) ? layout->spec->config.moe.num_moe_experts / layout->ep : 0;
+    if (experts > 0)
+        loom__part_keep_experts(*part, experts * ep_rank, experts);
+    return LOOM_OK;
 }

@@ -8,7 +8,7 @@
 #include "ddp/map.h"
 #include "spec/part.h"
 
-enum { LOOM__STATE_KEY_BYTES = 256, LOOM__STATE_DIMS = 3, LOOM__STATE_MOMENTS = 3 };
+enum { LOOM__STATE_KEY_BYTES = 256, LOOM__STATE_DIMS = 4, LOOM__STATE_MOMENTS = 3 };
 
 /* How the state of an optimizer lies in a checkpoint; distrib_optim_sharding_type is the name of the last three. */
 typedef enum loom__optimizer_form {
@@ -38,6 +38,8 @@ loom__content_metadata loom__sharded_state_dict_metadata(bool use_distributed_op
 typedef struct loom__sharded_layout {
     const loom__model_spec *spec; /* completed for tp: its padded vocabulary is that of the layout */
     int64_t tp, pp, dp;
+    int64_t etp, ep, edp;     /* of a model with experts: ranks that share an expert, that share a layer's experts out,
+                                 and that have the same ones */
     int64_t chunks;           /* of each stage */
     const loom_stage *stages; /* [chunks * pp] as loom_stage_split_make writes them; NULL where there is one chunk in
                                  all */
@@ -45,6 +47,26 @@ typedef struct loom__sharded_layout {
     int64_t bucket_size;
     bool pad_for_high_busbw;
 } loom__sharded_layout;
+
+static inline bool loom__layout_has_experts(const loom__sharded_layout *layout) {
+    return layout->spec->config.moe.num_moe_experts > 0;
+}
+
+/* A rank of a layout. A data-parallel place of dp or edp and above has a copy of what another has. */
+typedef struct loom__sharded_place {
+    int64_t stage, tp_rank, dp_rank;
+    int64_t etp_rank, ep_rank, edp_rank; /* of a model with experts */
+} loom__sharded_place;
+
+/* Who stands where among the ranks that a parameter is cut over. */
+static inline int64_t loom__layout_tensor_size(
+    const loom__sharded_layout *layout, const loom__parameter_descriptor *parameter) {
+    return parameter->expert >= 0 ? layout->etp : layout->tp;
+}
+static inline int64_t loom__place_tensor_rank(
+    const loom__sharded_place *at, const loom__parameter_descriptor *parameter) {
+    return parameter->expert >= 0 ? at->etp_rank : at->tp_rank;
+}
 
 typedef struct loom__sharded_options {
     const char *prefix; /* of model keys: "" (Megatron-LM) or "module." (NeMo) */
@@ -79,6 +101,7 @@ typedef enum loom__state_object {
 typedef struct loom__state_entry {
     char key[LOOM__STATE_KEY_BYTES]; /* of an object with its place: "…_extra_state/shard_0_4" */
     loom__state_object object;
+    bool expert; /* of experts, or of the optimizer over them */
     loom_dtype dtype;
     int dims; /* of a tensor; so below */
     int64_t shape[LOOM__STATE_DIMS], offset[LOOM__STATE_DIMS], size[LOOM__STATE_DIMS];
@@ -93,28 +116,38 @@ typedef struct loom__sharded_state {
     loom__state_entry *entries; /* weights, objects of layers, then the optimizer */
 } loom__sharded_state;
 
-/* Of one rank: tp_rank < tp, stage < pp, dp_rank < dp; `part` is what the stage holds (loom__sharded_part). Errors:
- * LOOM_ERR_UNSUPPORTED for LOOM__OPTIMIZER_MODEL_SPACE and for a name that does not fit, LOOM_ERR_MEMORY. */
+/* Of one rank; `part` is what it holds (loom__sharded_part). Errors: LOOM_ERR_UNSUPPORTED for
+ * LOOM__OPTIMIZER_MODEL_SPACE and for a name that does not fit, LOOM_ERR_MEMORY. */
 loom_status loom__sharded_state_create(const loom__sharded_layout *layout, const loom__sharded_options *options,
-    const loom__part *part, int64_t tp_rank, int64_t stage, int64_t dp_rank, loom__sharded_state **state);
+    const loom__part *part, const loom__sharded_place *at, loom__sharded_state **state);
 void loom__sharded_state_destroy(loom__sharded_state *state); /* NULL is accepted */
 
-/* The part of a stage. Free with loom__part_destroy. */
-loom_status loom__sharded_part(const loom__sharded_layout *layout, int64_t stage, loom__part **part);
+/* The part of a stage, of its experts those of a place among the ep. Free with loom__part_destroy. */
+loom_status loom__sharded_part(const loom__sharded_layout *layout, int64_t stage, int64_t ep_rank, loom__part **part);
 
 static inline bool loom__state_entry_is_main(const loom__state_entry *entry) {
     return entry->replica[0] == 0 && entry->replica[1] == 0 && entry->replica[2] == 0;
 }
 
-/* The key of a parameter, without a prefix: Megatron-Core's name with its Transformer Engine norms. Without `singleton`
- * the layer's number is left out. part: -1 the whole; with `singleton` 0 the gate and 1 the up half of a gated layer.
- */
-void loom__state_key(
-    const loom__parameter_descriptor *parameter, bool singleton, int part, char key[LOOM__STATE_KEY_BYTES]);
+/* Which parameters share a key. */
+typedef enum loom__key_style {
+    LOOM__KEYS_STACKED,   /* layers are the first axis of a tensor, experts of a layer the next one */
+    LOOM__KEYS_OF_LAYERS, /* layers that are not alike have keys of their own */
+    LOOM__KEYS_SINGLETON  /* so has each expert, and each half of a gated layer */
+} loom__key_style;
 
-/* The buckets of a data-parallel group in Megatron-Core's numbers: a buffer for each chunk of the stage that has
- * parameters. */
+/* How the keys of a model are written: Megatron-Core counts layers as alike but where experts are not in every one. */
+loom__key_style loom__key_style_of(const loom_model_config *config, bool singleton_local_shards);
+
+/* The key of a parameter, without a prefix: Megatron-Core's name with its Transformer Engine norms. part: -1 the whole;
+ * with LOOM__KEYS_SINGLETON 0 the gate and 1 the up half of a gated layer. */
+void loom__state_key(
+    const loom__parameter_descriptor *parameter, loom__key_style style, int part, char key[LOOM__STATE_KEY_BYTES]);
+
+/* The buckets of a rank's data-parallel groups in Megatron-Core's numbers: for dense parameters and for experts a
+ * buffer for each chunk of the stage that has such parameters. */
 typedef struct loom__state_bucket {
+    bool expert;
     int64_t gbuf, index; /* buffer of the group, bucket of the buffer */
     int64_t numel, unpadded;
     int64_t start; /* element of our one buffer of all chunks, whose buckets are the same */
@@ -123,23 +156,27 @@ typedef struct loom__state_bucket {
 
 typedef struct loom__state_buckets {
     int64_t count, place_count;
-    loom__state_bucket *buckets; /* in the order of gbuf and index */
-    loom__ddp_place *places;     /* [place_count]; place p is of entry place_count-1-p of the part */
+    loom__state_bucket *buckets; /* those of experts last, in the order of gbuf and index */
+    loom__ddp_place *places;     /* [place_count], as loom__part_entry numbers them */
+    int64_t *entries;            /* [place_count] of the part */
 } loom__state_buckets;
 
 loom_status loom__state_buckets_create(
     const loom__sharded_layout *layout, const loom__part *part, int64_t stage, loom__state_buckets **buckets);
 void loom__state_buckets_destroy(loom__state_buckets *buckets); /* NULL is accepted */
 
-/* What data-parallel place dp_rank of dp keeps of the parameter of place p: elements [range[0], range[1]) of its local
- * tensor, none where both are the same. */
-void loom__state_shard_range(
-    const loom__state_buckets *buckets, int64_t p, int64_t dp, int64_t dp_rank, int64_t range[2]);
+/* What a rank keeps of the parameter of place p: elements [range[0], range[1]) of its local tensor, none where both are
+ * the same. */
+void loom__state_shard_range(const loom__state_buckets *buckets, int64_t p, const loom__sharded_layout *layout,
+    const loom__sharded_place *at, int64_t range[2]);
+
+/* Megatron-Core's number of a rank's data-parallel group, among those of dense parameters or of experts. */
+int64_t loom__state_group(const loom__sharded_layout *layout, const loom__sharded_place *at, bool experts);
 
 /* PyTorch's name of a dtype of parameters or gradients. */
 const char *loom__state_dtype_name(loom_dtype dtype);
-/* "optimizer.distributed.dp_group_idx_G.gbuf_idx_B.dtype_(torch.float32, torch.float32).bucket_idx_K." */
-loom_status loom__state_bucket_key(const loom__sharded_options *options, int64_t group,
-    const loom__state_bucket *bucket, char key[LOOM__STATE_KEY_BYTES]);
+/* What keys of the buckets begin with: a model with experts has one optimizer for each kind of parameters, which
+ * Megatron-Core chains: "", "chained_0." or "chained_1.". */
+const char *loom__state_chain(const loom__sharded_layout *layout, bool experts);
 
 #endif

@@ -9,7 +9,8 @@
 /* A key of the model and what it stands for. */
 typedef struct name {
     char key[LOOM__STATE_KEY_BYTES];
-    int64_t layer; /* of a key without a layer number, else -1 */
+    int64_t layer;  /* of a key without a layer number, else -1 */
+    int64_t expert; /* of one whose tensor has those of a layer, else -1 */
     int64_t canonical;
     int half; /* -1 whole, 0 gate, 1 up */
 } name;
@@ -18,38 +19,61 @@ typedef struct sorter {
     loom__reshard_source *source;
     const loom__stored_state *stored;
     const loom__sharded_options *options;
-    name *names; /* sorted by key and layer */
+    name *names; /* sorted by key, layer and expert */
     int64_t name_count;
-    loom__part **parts; /* [pp] of the stored layout; NULL without one */
+    loom__part **parts; /* [bucket_parts] of the stored layout, by stage and place among ep; NULL without one */
     loom__state_buckets **buckets;
 } sorter;
 
 static int compare_names(const void *left, const void *right) {
     const name *a = left, *b = right;
     int order = strcmp(a->key, b->key);
-    return order ? order : a->layer < b->layer ? -1 : a->layer > b->layer;
+    if (order || a->layer != b->layer)
+        return order ? order : a->layer < b->layer ? -1 : 1;
+    return a->expert < b->expert ? -1 : a->expert > b->expert;
 }
 
-static void add_name(sorter *s, int64_t canonical, bool singleton, int half) {
+static name *add_name(sorter *s, int64_t canonical, loom__key_style style, int half) {
     const loom__parameter_descriptor *parameter = &s->source->spec->parameters[canonical];
     name *added = &s->names[s->name_count++];
-    *added = (name){.layer = singleton ? -1 : parameter->layer, .canonical = canonical, .half = half};
-    loom__state_key(parameter, singleton, half, added->key);
+    *added = (name){.layer = style == LOOM__KEYS_STACKED ? parameter->layer : -1,
+        .expert = style == LOOM__KEYS_SINGLETON ? -1 : parameter->expert,
+        .canonical = canonical,
+        .half = half};
+    loom__state_key(parameter, style, half, added->key);
+    return added;
+}
+
+/* Transformer Engine fuses no norm into a layer of experts; Megatron-Core's own modules are written as if it did. */
+static void add_spellings(sorter *s, int64_t canonical, loom__key_style style) {
+    static const char fused[] = "mlp.linear_fc1.layer_norm_";
+    const loom__parameter_descriptor *parameter = &s->source->spec->parameters[canonical];
+    add_name(s, canonical, style, -1);
+    if (!strstr(parameter->name, "pre_mlp_layernorm.") ||
+        !loom__layer_has_experts(&s->source->spec->config, parameter->layer))
+        return;
+    name *added = add_name(s, canonical, style, -1);
+    char *at = strstr(added->key, fused);
+    snprintf(at, sizeof added->key - (size_t)(at - added->key), "%s", strstr(parameter->name, "pre_mlp_layernorm."));
 }
 
 static loom_status list_names(sorter *s) {
-    enum { SPELLINGS = 4 };
+    enum { SPELLINGS = 5 };
     const loom__model_spec *spec = s->source->spec;
+    bool alike = loom__key_style_of(&spec->config, false) == LOOM__KEYS_STACKED;
     s->names = malloc(((size_t)spec->count * SPELLINGS + 1) * sizeof *s->names);
     if (!s->names)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the keys of %lld parameters", (long long)spec->count);
     for (int64_t i = 0; i < spec->count; i++) {
         const loom__parameter_descriptor *parameter = &spec->parameters[i];
-        add_name(s, i, false, -1);
+        if (parameter->layer < 0 || alike)
+            add_spellings(s, i, LOOM__KEYS_STACKED);
         if (parameter->layer >= 0)
-            add_name(s, i, true, -1);
+            add_spellings(s, i, LOOM__KEYS_OF_LAYERS);
+        if (parameter->expert >= 0)
+            add_name(s, i, LOOM__KEYS_SINGLETON, -1);
         for (int half = 0; half < 2 && parameter->shard == LOOM__SHARD_GATE_UP; half++)
-            add_name(s, i, true, half);
+            add_name(s, i, LOOM__KEYS_SINGLETON, half);
     }
     qsort(s->names, (size_t)s->name_count, sizeof *s->names, compare_names);
     return LOOM_OK;
@@ -111,40 +135,55 @@ static loom_status check_chunk(const loom__stored_tensor *tensor, int64_t number
     return LOOM_OK;
 }
 
-/* Shape [layer,] rows [, columns] of a parameter, half of the rows for a half. Rows of a vocabulary may be any. */
+/* Axes that number what shares a key. */
+static int leading_axes(const name *named) {
+    return (named->layer >= 0) + (named->expert >= 0);
+}
+
+/* The name of a key whose tensor has layer `layer` and expert `expert` at those places of its leading axes. */
+static const name *name_at(const sorter *s, const name *named, int64_t layer, int64_t expert) {
+    int64_t experts = named->expert >= 0 ? s->source->spec->config.moe.num_moe_experts : 1;
+    return &named[layer * experts + expert];
+}
+
+/* Shape [layer,] [expert,] rows [, columns] of a parameter, half of the rows for a half. Rows of a vocabulary may be
+ * any. */
 static bool has_shape(const sorter *s, const name *named, int dims, const int64_t *shape) {
     const loom__model_spec *spec = s->source->spec;
     const loom__parameter_descriptor *parameter = &spec->parameters[named->canonical];
-    int layered = named->layer >= 0;
-    if (dims != layered + parameter->dims || (layered && shape[0] != spec->config.num_layers))
+    int layered = named->layer >= 0, leading = leading_axes(named);
+    if (dims != leading + parameter->dims || (layered && shape[0] != spec->config.num_layers) ||
+        (named->expert >= 0 && shape[layered] != spec->config.moe.num_moe_experts))
         return false;
     int64_t rows = parameter->shape[0] / (named->half < 0 ? 1 : 2);
     int64_t elements;
-    if (__builtin_mul_overflow(shape[layered], parameter->shape[1], &elements))
+    if (__builtin_mul_overflow(shape[leading], parameter->shape[1], &elements))
         return false;
-    return (shape[layered] == rows || parameter->embedding_or_output) &&
-           (parameter->dims == 1 || shape[layered + 1] == parameter->shape[1]);
+    return (shape[leading] == rows || parameter->embedding_or_output) &&
+           (parameter->dims == 1 || shape[leading + 1] == parameter->shape[1]);
 }
 
 static loom_status add_whole(sorter *s, const name *named, int array, int64_t number) {
     const loom__stored_tensor *tensor = &s->stored->tensors[number];
     const loom__parameter_descriptor *parameter = &s->source->spec->parameters[named->canonical];
-    int layered = named->layer >= 0;
+    int layered = named->layer >= 0, leading = leading_axes(named);
     int64_t skipped = named->half > 0 ? parameter->shape[0] / 2 : 0;
     for (int64_t c = 0; c < tensor->chunk_count; c++) {
         const loom__stored_chunk *chunk = &tensor->chunks[c];
         LOOM_TRY(check_chunk(tensor, c));
-        int64_t first = layered ? chunk->offset[0] : 0, layers = layered ? chunk->size[0] : 1;
-        int64_t rows = chunk->size[layered], columns = parameter->dims == 2 ? chunk->size[layered + 1] : 1;
-        for (int64_t l = 0; l < layers; l++) {
+        int64_t layer = layered ? chunk->offset[0] : 0, layers = layered ? chunk->size[0] : 1;
+        int64_t expert = leading > layered ? chunk->offset[layered] : 0;
+        int64_t experts = leading > layered ? chunk->size[layered] : 1;
+        int64_t rows = chunk->size[leading], columns = parameter->dims == 2 ? chunk->size[leading + 1] : 1;
+        for (int64_t i = 0; i < layers * experts; i++) {
             loom__source_piece piece = {.array = array,
-                .canonical = named[first + l].canonical,
+                .canonical = name_at(s, named, layer + i / experts, expert + i % experts)->canonical,
                 .tensor = number,
                 .chunk = c,
                 .box = {
-                    .first = {chunk->offset[layered] + skipped, parameter->dims == 2 ? chunk->offset[layered + 1] : 0},
+                    .first = {chunk->offset[leading] + skipped, parameter->dims == 2 ? chunk->offset[leading + 1] : 0},
                     .count = {rows, columns},
-                    .at = l * rows * columns,
+                    .at = i * rows * columns,
                     .stride = columns}};
             LOOM_TRY(add_piece(s, &piece));
         }
@@ -166,7 +205,7 @@ static loom_status add_range(
 /* Axes but the last one number the shards; the last one is a shard, row-major. */
 static loom_status add_flattened(sorter *s, const name *named, int array, int64_t number) {
     const loom__stored_tensor *tensor = &s->stored->tensors[number];
-    int axes = tensor->original_dims, layered = named->layer >= 0;
+    int axes = tensor->original_dims, layered = named->layer >= 0, leading = leading_axes(named);
     int64_t local[LOOM__STORED_DIMS] = {0}, elements = 1;
     bool fits = tensor->dims == axes + 1;
     for (int i = 0; i < axes && fits; i++) {
@@ -174,12 +213,17 @@ static loom_status add_flattened(sorter *s, const name *named, int array, int64_
         local[i] = fits ? tensor->original_shape[i] / tensor->shape[i] : 0;
         elements *= local[i];
     }
-    if (!fits || tensor->shape[axes] != elements || (layered && local[0] != 1))
+    bool single = true;
+    for (int i = 0; i < leading && fits; i++)
+        single = single && local[i] == 1;
+    if (!fits || tensor->shape[axes] != elements || !single)
         return loom_fail(LOOM_ERR_FORMAT,
             "checkpoint: %s is flattened, but its last axis is not a shard of the other axes' number: found %lld "
             "elements, expected %lld%s",
             tensor->key, (long long)tensor->shape[tensor->dims - 1], (long long)elements,
-            layered ? ", of one layer" : "");
+            leading > layered ? ", of one expert"
+            : layered         ? ", of one layer"
+                              : "");
     for (int64_t c = 0; c < tensor->chunk_count; c++) {
         const loom__stored_chunk *chunk = &tensor->chunks[c];
         LOOM_TRY(check_chunk(tensor, c));
@@ -188,27 +232,29 @@ static loom_status add_flattened(sorter *s, const name *named, int array, int64_
                 return loom_fail(LOOM_ERR_FORMAT,
                     "checkpoint: %s, chunk %lld, axis %d: found %lld shards in one chunk, expected 1", tensor->key,
                     (long long)c, i, (long long)chunk->size[i]);
-        loom__box shard = {.count = {local[layered], 1}};
-        shard.first[0] = chunk->offset[layered] * local[layered];
-        if (axes > layered + 1) {
-            shard.count[1] = local[layered + 1];
-            shard.first[1] = chunk->offset[layered + 1] * local[layered + 1];
+        loom__box shard = {.count = {local[leading], 1}};
+        shard.first[0] = chunk->offset[leading] * local[leading];
+        if (axes > leading + 1) {
+            shard.count[1] = local[leading + 1];
+            shard.first[1] = chunk->offset[leading + 1] * local[leading + 1];
         }
         shard.stride = shard.count[1];
-        loom__source_piece piece = {
-            .array = array, .canonical = named[layered ? chunk->offset[0] : 0].canonical, .tensor = number, .chunk = c};
+        const name *of =
+            name_at(s, named, layered ? chunk->offset[0] : 0, leading > layered ? chunk->offset[layered] : 0);
+        loom__source_piece piece = {.array = array, .canonical = of->canonical, .tensor = number, .chunk = c};
         LOOM_TRY(add_range(s, piece, &shard, chunk->offset[axes], chunk->size[axes], 0));
     }
     return LOOM_OK;
 }
 
 /* One place of a bucket, as far as it lies in a chunk of the bucket that begins at `offset`. */
-static loom_status add_place(sorter *s, loom__source_piece piece, const loom__part_entry *entry, int64_t tp_rank,
-    int64_t start, const loom__stored_chunk *chunk) {
+static loom_status add_place(sorter *s, loom__source_piece piece, const loom__part_entry *entry,
+    const loom__sharded_place *at, int64_t start, const loom__stored_chunk *chunk) {
     const loom__sharded_layout *layout = s->stored->layout;
     const loom__parameter_descriptor *parameter = &layout->spec->parameters[entry->canonical];
     loom__shard_box boxes[LOOM__SHARD_BOXES];
-    int count = loom__shard_boxes(layout->spec, parameter, layout->tp, tp_rank, boxes);
+    int count = loom__shard_boxes(layout->spec, parameter, loom__layout_tensor_size(layout, parameter),
+        loom__place_tensor_rank(at, parameter), boxes);
     piece.canonical = entry->canonical;
     for (int i = 0; i < count && !entry->copy; i++)
         if (boxes[i].replica == 0)
@@ -216,67 +262,118 @@ static loom_status add_place(sorter *s, loom__source_piece piece, const loom__pa
     return LOOM_OK;
 }
 
+static int64_t expert_ranks(const loom__sharded_layout *layout) {
+    return loom__layout_has_experts(layout) ? layout->ep : 1;
+}
+
+/* Of the buckets of a stage and a place among ep. */
+static int64_t bucket_parts(const loom__sharded_layout *layout) {
+    return layout->pp * expert_ranks(layout);
+}
+
 static loom_status bucket_buffers(sorter *s) {
     const loom__sharded_layout *layout = s->stored->layout;
-    size_t stages = (size_t)layout->pp;
-    s->parts = calloc(stages, sizeof(loom__part *));
-    s->buckets = calloc(stages, sizeof(loom__state_buckets *));
+    size_t parts = (size_t)bucket_parts(layout);
+    s->parts = calloc(parts, sizeof(loom__part *));
+    s->buckets = calloc(parts, sizeof(loom__state_buckets *));
     if (!s->parts || !s->buckets)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the buckets of %zu stages", stages);
-    for (int64_t stage = 0; stage < layout->pp; stage++) {
-        LOOM_TRY(loom__sharded_part(layout, stage, &s->parts[stage]));
-        LOOM_TRY(loom__state_buckets_create(layout, s->parts[stage], stage, &s->buckets[stage]));
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the buckets of %zu stages", parts);
+    for (int64_t i = 0; i < (int64_t)parts; i++) {
+        int64_t stage = i / expert_ranks(layout);
+        LOOM_TRY(loom__sharded_part(layout, stage, i % expert_ranks(layout), &s->parts[i]));
+        LOOM_TRY(loom__state_buckets_create(layout, s->parts[i], stage, &s->buckets[i]));
     }
     return LOOM_OK;
 }
 
-static loom_status find_bucket(
-    sorter *s, const char *key, int64_t group, int64_t gbuf, int64_t index, const loom__state_bucket **found) {
+/* Optimizers that are chained say so in older checkpoints, and in dp_reshardable ones. */
+static const char *skip_chain(const char *key) {
+    const char *inner = skip(key, "chained_0.");
+    if (!inner)
+        inner = skip(key, "chained_1.");
+    return inner ? inner : key;
+}
+
+/* What the key of a bucket says. */
+typedef struct bucket_key {
+    bool experts;
+    long long group, gbuf, index;
+    const char *array;
+} bucket_key;
+
+static bool read_bucket_key(const char *key, bucket_key *out) {
+    int length = 0;
+    const char *inner = skip_chain(key);
+    *out = (bucket_key){.experts = skip(key, "chained_1.") != NULL};
+    if (sscanf(inner, "optimizer.distributed.dp_group_idx_%lld.gbuf_idx_%lld.dtype_(%*[^)]).bucket_idx_%lld.%n",
+            &out->group, &out->gbuf, &out->index, &length) != 3 ||
+        length == 0)
+        return false;
+    out->array = inner + length;
+    return true;
+}
+
+/* The rank of a data-parallel group whose other coordinates are 0; false: there is no such group. */
+static bool find_place(const loom__sharded_layout *layout, const bucket_key *key, loom__sharded_place *at) {
+    int64_t tensor = key->experts ? layout->etp : layout->tp, shares = key->experts ? layout->ep : 1;
+    if ((key->experts && !loom__layout_has_experts(layout)) || key->group < 0 ||
+        key->group / tensor / shares >= layout->pp)
+        return false;
+    int64_t rank = key->group % tensor, share = key->group / tensor % shares;
+    *at = (loom__sharded_place){.stage = key->group / tensor / shares, .tp_rank = rank};
+    if (key->experts)
+        *at = (loom__sharded_place){.stage = at->stage, .etp_rank = rank, .ep_rank = share};
+    return true;
+}
+
+static loom_status find_bucket(sorter *s, const char *text, const bucket_key *key, loom__sharded_place *at,
+    int64_t *part, const loom__state_bucket **found) {
     const loom__sharded_layout *layout = s->stored->layout;
     if (!layout)
         return loom_fail(LOOM_ERR_ARGUMENT,
-            "checkpoint: %s is a bucket (dp_reshardable), expected the layout that wrote it to be known", key);
+            "checkpoint: %s is a bucket (dp_reshardable), expected the layout that wrote it to be known", text);
     if (!s->buckets)
         LOOM_TRY(bucket_buffers(s));
-    const loom__state_buckets *buckets =
-        group >= 0 && group < layout->tp * layout->pp ? s->buckets[group / layout->tp] : NULL;
-    for (int64_t b = 0; buckets && b < buckets->count; b++)
-        if (buckets->buckets[b].gbuf == gbuf && buckets->buckets[b].index == index) {
-            *found = &buckets->buckets[b];
+    bool fits = find_place(layout, key, at);
+    *part = fits ? at->stage * expert_ranks(layout) + at->ep_rank : 0;
+    for (int64_t b = 0; fits && b < s->buckets[*part]->count; b++) {
+        const loom__state_bucket *bucket = &s->buckets[*part]->buckets[b];
+        if (bucket->expert == key->experts && bucket->gbuf == key->gbuf && bucket->index == key->index) {
+            *found = bucket;
             return LOOM_OK;
         }
+    }
+    int64_t groups = layout->pp * (key->experts ? layout->etp * layout->ep : layout->tp);
     return loom_fail(LOOM_ERR_FORMAT,
-        "checkpoint: %s: the layout that wrote it, tensor_model_parallel_size %lld and pipeline_model_parallel_size "
-        "%lld, has no such bucket; expected dp_group_idx 0 to %lld",
-        key, (long long)layout->tp, (long long)layout->pp, (long long)(layout->tp * layout->pp - 1));
+        "checkpoint: %s: the layout that wrote it, %s %lld and pipeline_model_parallel_size %lld, has no such bucket; "
+        "expected dp_group_idx 0 to %lld",
+        text, key->experts ? "expert tensor x expert ranks" : "tensor_model_parallel_size",
+        (long long)(groups / layout->pp), (long long)layout->pp, (long long)(groups - 1));
 }
 
 /* *known is whether the key is a bucket's. */
 static loom_status add_bucket(sorter *s, int64_t number, bool *known) {
     const loom__stored_tensor *tensor = &s->stored->tensors[number];
-    long long group, gbuf, index;
-    int length = 0, array = -1;
+    bucket_key key;
     const char *behind;
     const loom__state_bucket *bucket = NULL;
-    if (sscanf(tensor->key, "optimizer.distributed.dp_group_idx_%lld.gbuf_idx_%lld.dtype_(%*[^)]).bucket_idx_%lld.%n",
-            &group, &gbuf, &index, &length) == 3 &&
-        length > 0)
-        array = find_array(s, tensor->key + length, '\0', &behind);
+    int array = read_bucket_key(tensor->key, &key) ? find_array(s, key.array, '\0', &behind) : -1;
     *known = array >= 0;
     if (array < 0)
         return LOOM_OK;
-    LOOM_TRY(find_bucket(s, tensor->key, group, gbuf, index, &bucket));
+    loom__sharded_place at = {0};
+    int64_t part = 0;
+    LOOM_TRY(find_bucket(s, tensor->key, &key, &at, &part, &bucket));
     if (tensor->dims != 1 || tensor->shape[0] != bucket->unpadded)
         return loom_fail(LOOM_ERR_FORMAT,
             "checkpoint: %s: found %lld elements, expected %lld for the layout that wrote it", tensor->key,
             (long long)tensor->shape[0], (long long)bucket->unpadded);
-    int64_t tp = s->stored->layout->tp, stage = group / tp;
-    const loom__state_buckets *buckets = s->buckets[stage];
+    const loom__state_buckets *buckets = s->buckets[part];
     for (int64_t c = 0; c < tensor->chunk_count; c++) {
         LOOM_TRY(check_chunk(tensor, c));
         loom__source_piece piece = {.array = array, .tensor = number, .chunk = c};
         for (int64_t p = bucket->first_place; p < bucket->first_place + bucket->places; p++)
-            LOOM_TRY(add_place(s, piece, &s->parts[stage]->entries[buckets->place_count - 1 - p], group % tp,
+            LOOM_TRY(add_place(s, piece, &s->parts[part]->entries[buckets->entries[p]], &at,
                 buckets->places[p].start - bucket->start, &tensor->chunks[c]));
     }
     return LOOM_OK;
@@ -286,7 +383,7 @@ static loom_status sort_tensor(sorter *s, int64_t number) {
     const loom__stored_tensor *tensor = &s->stored->tensors[number];
     loom__reshard_source *source = s->source;
     bool bucket = false;
-    if (s->options->weights_alone && skip(tensor->key, "optimizer.")) {
+    if (s->options->weights_alone && skip(skip_chain(tensor->key), "optimizer.")) {
         source->unexpected[source->unexpected_count++] = number;
         return LOOM_OK;
     }
@@ -294,7 +391,7 @@ static loom_status sort_tensor(sorter *s, int64_t number) {
     if (bucket)
         return LOOM_OK;
     int array = LOOM__STATE_WEIGHT;
-    const char *key = tensor->key, *state = skip(key, "optimizer.state.");
+    const char *key = skip_chain(tensor->key), *state = skip(key, "optimizer.state.");
     if (state)
         array = find_array(s, state, '.', &key);
     for (const char *inner; array >= 0 && (inner = skip(key, "module."));)
@@ -368,7 +465,7 @@ loom_status loom__reshard_source_create(const loom__model_spec *spec, const loom
     source->spec = spec;
     sorter s = {.source = source, .stored = stored, .options = options};
     loom_status status = sort_all(&s);
-    for (int64_t i = 0; stored->layout && i < stored->layout->pp; i++) {
+    for (int64_t i = 0; stored->layout && i < bucket_parts(stored->layout); i++) {
         if (s.parts)
             loom__part_destroy(s.parts[i]);
         if (s.buckets)

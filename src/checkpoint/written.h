@@ -12,7 +12,8 @@ typedef struct loom__written {
 
 /* From the tensors of a dp_reshardable optimizer: tensor ranks are the row chunks of the word embeddings, pipeline
  * stages the data-parallel groups over those, chunks of a stage the buffers of a group; layers are cut evenly and
- * buckets as Megatron-Core does by default. What that does not fit is refused where the buckets are read. `config` is
+ * buckets as Megatron-Core does by default; ranks that share experts are the groups of experts over the pieces that the
+ * columns of linear_fc2 are in. What that does not fit is refused where the buckets are read. `config` is
  * that of the model, completed for any layout. *found is false where the checkpoint has no buckets; then nothing is
  * written. Errors: LOOM_ERR_FORMAT for buckets without word embeddings or of a number that the ranks do not divide;
  * those of the configuration, LOOM_ERR_MEMORY. */

@@ -58,6 +58,10 @@ typedef struct loom__optimizer_state {
 } loom__optimizer_state;
 const loom__optimizer_state *loom__optimizer_state_of(const loom_optimizer *optimizer);
 
+/* loom_optimizer_groups of the parameters of experts, or of the others: `parameters` counts those alone. */
+loom_status loom__optimizer_groups_of(
+    const loom_optimizer *optimizer, bool experts, loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS], int64_t *count);
+
 /* As it was made with, without the strings. */
 const loom_optimizer_config *loom__optimizer_config_of(const loom_optimizer *optimizer);
 

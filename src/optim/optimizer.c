@@ -242,18 +242,29 @@ loom_status loom__optimizer_group_values(
     return LOOM_OK;
 }
 
-loom_status loom_optimizer_groups(
-    const loom_optimizer *optimizer, loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS], int64_t *count) {
+static loom_status find_groups(const loom_optimizer *optimizer, const bool kinds[2],
+    loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS], int64_t *count) {
     loom_optimizer_group all[LOOM_OPTIMIZER_GROUPS];
-    int64_t places = loom__ddp_view_of(optimizer->ddp)->place_count, found = 0;
+    const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
+    int64_t found = 0;
     LOOM_TRY(loom__optimizer_group_values(optimizer, all));
-    for (int64_t place = 0; place < places; place++)
-        all[optimizer->groups[place]].parameters++;
+    for (int64_t place = 0; place < view->place_count; place++)
+        all[optimizer->groups[place]].parameters += kinds[view->parameters[place]->expert_parallel];
     for (int i = 0; i < LOOM_OPTIMIZER_GROUPS; i++)
         if (all[i].parameters > 0)
             groups[found++] = all[i];
     *count = found;
     return LOOM_OK;
+}
+
+loom_status loom_optimizer_groups(
+    const loom_optimizer *optimizer, loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS], int64_t *count) {
+    return find_groups(optimizer, (const bool[2]){true, true}, groups, count);
+}
+
+loom_status loom__optimizer_groups_of(
+    const loom_optimizer *optimizer, bool experts, loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS], int64_t *count) {
+    return find_groups(optimizer, (const bool[2]){!experts, experts}, groups, count);
 }
 
 loom_lr_state loom_optimizer_lr_state(const loom_optimizer *optimizer) {

@@ -56,6 +56,14 @@ static void add_chunk(
                 .descriptor = spec->tied_head, .canonical = i, .chunk = number, .shared_ends = true, .copy = true};
 }
 
+static void number_places(loom__part *part) {
+    int64_t at = 0;
+    for (int experts = 0; experts < 2; experts++)
+        for (int64_t i = part->count - 1; i >= 0; i--)
+            if ((part->entries[i].descriptor->expert >= 0) == experts)
+                part->entries[i].buffer_place = at++;
+}
+
 loom_status loom__part_create(
     const loom__model_spec *spec, int64_t stages, const loom_stage *chunks, int64_t chunk_count, loom__part **part) {
     const loom_stage whole = {.layers = spec->config.num_layers, .embedding = true, .loss = true};
@@ -73,6 +81,7 @@ loom_status loom__part_create(
     }
     for (int64_t i = 0; i < chunk_count; i++)
         add_chunk(made, spec, stages > 1, &chunks[i], i);
+    number_places(made);
     *part = made;
     return LOOM_OK;
 }
@@ -85,6 +94,7 @@ void loom__part_keep_experts(loom__part *part, int64_t first, int64_t count) {
             part->entries[kept++] = part->entries[i];
     }
     part->count = kept;
+    number_places(part);
 }
 
 void loom__part_destroy(loom__part *part) {

@@ -12,6 +12,8 @@ typedef struct loom__part_entry {
     int64_t chunk;     /* of the rank's */
     bool shared_ends;  /* tied word embeddings, on the first and on the last of several stages */
     bool copy;         /* the last stage's: counted and written by the first */
+    int64_t buffer_place; /* its place in a gradient buffer: first what is of no expert, in reverse order, then experts'
+                             in reverse order */
 } loom__part_entry;
 
 typedef struct loom__part {

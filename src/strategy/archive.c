@@ -17,8 +17,17 @@ static const char *skip(const char *text, const char *prefix) {
     return strncmp(text, prefix, length) == 0 ? text + length : NULL;
 }
 
+/* Behind the number of one of several optimizers. */
+static const char *skip_chain(const char *key) {
+    const char *inner = skip(key, "chained_0.");
+    if (!inner)
+        inner = skip(key, "chained_1.");
+    return inner ? inner : key;
+}
+
 /* Whether the key is of that array of an optimizer: "optimizer.state.NAME.…" or "optimizer.distributed.….NAME". */
 static bool is_of_moment(const char *key, const char *name) {
+    key = skip_chain(key);
     const char *state = skip(key, "optimizer.state.");
     size_t length = strlen(name);
     if (state)
@@ -151,11 +160,6 @@ static loom_status sort_in(loom__archive *a, bool weights_only) {
 
 static loom_status open_all(const char *path, const loom_model_config *given, bool weights_only, loom__archive *a) {
     loom_model_config config = *given;
-    if (config.moe.num_moe_experts > 0)
-        return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "%s: not supported yet: checkpoints of a model with experts (model.num_moe_experts is %lld) at another "
-            "layout; megaloom checkpoint convert takes them by names",
-            path, (long long)config.moe.num_moe_experts);
     config.padded_vocab_size = 0;
     LOOM_TRY(loom__model_config_complete(&config, 1, false));
     LOOM_TRY(loom__model_spec_create(&config, &a->spec));

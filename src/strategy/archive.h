@@ -27,10 +27,10 @@ loom_status loom__archive_open(
     const char *path, const loom_model_config *config, bool weights_only, loom__archive **archive);
 void loom__archive_close(loom__archive *archive); /* NULL is accepted */
 
-/* out = the elements that `want` names, of a tensor rank of `spec`, whose vocabulary may be padded otherwise: rows that
- * are not stored are zero. want->at is 0. Of masters that are not stored the weights are given. dtype is that of the
- * array as stored, or LOOM_F32. What is read lies in the mapping of the checkpoint: no more memory than a deflated
- * chunk takes. */
+/* out = the elements that `want` names, of one of the tp that share the parameter in a model of `spec`, whose
+ * vocabulary may be padded otherwise: rows that are not stored are zero. want->at is 0. Of masters that are not stored
+ * the weights are given. dtype is that of the array as stored, or LOOM_F32. What is read lies in the mapping of the
+ * checkpoint: no more memory than a deflated chunk takes. */
 loom_status loom__archive_read(const loom__archive *archive, const loom__model_spec *spec, int64_t tp, int64_t tp_rank,
     const loom__reshard_want *want, loom_dtype dtype, void *out);
 

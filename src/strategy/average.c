@@ -6,6 +6,7 @@
 #include "format/file.h"
 #include "model/huggingface_directory.h"
 #include "strategy/convert.h"
+#include "strategy/load.h"
 #include "strategy/offline.h"
 #include <errno.h>
 #include <math.h>
@@ -33,7 +34,7 @@ typedef struct averaging {
 } averaging;
 
 static bool is_weight(const char *name) {
-    return strncmp(name, "optimizer.", strlen("optimizer.")) != 0;
+    return !loom__is_of_optimizer(name);
 }
 
 static bool is_floating(loom_dtype dtype) {

@@ -6,6 +6,7 @@
 #include "model/huggingface_directory.h"
 #include "strategy/archive.h"
 #include "strategy/context.h"
+#include "strategy/load.h"
 #include "strategy/offline.h"
 #include <math.h>
 #include <megaloom/load_model.h>
@@ -104,7 +105,7 @@ static const char *source_of(const converting *c, const loom__archive *archive) 
 
 static bool has_optimizer(const loom_checkpoint *checkpoint) {
     for (int64_t i = 0; i < loom_checkpoint_get_info(checkpoint)->tensors; i++)
-        if (strncmp(loom_checkpoint_tensor_at(checkpoint, i)->name, "optimizer.", strlen("optimizer.")) == 0)
+        if (loom__is_of_optimizer(loom_checkpoint_tensor_at(checkpoint, i)->name))
             return true;
     return false;
 }
@@ -268,35 +269,9 @@ static loom_status choose(converting *c, loom_status (**way)(converting *c), loo
     return LOOM_OK;
 }
 
-/* *source as loom__convert_mixtral has it; *found is false for other models. The text is the caller's: free. */
-static loom_status find_mixtral(const converting *c, bool to_hf_directory, char **source, bool *found) {
-    loom_checkpoint *checkpoint = NULL;
-    *source = NULL;
-    *found = !to_hf_directory && loom__is_mixtral(c->in);
-    if (!to_hf_directory)
-        return LOOM_OK;
-    LOOM_TRY(loom_checkpoint_open(c->in, &checkpoint));
-    const char *context = loom_checkpoint_get_info(checkpoint)->context;
-    const char *from = c->options->hf ? c->options->hf : context ? context : c->in;
-    *found = loom__is_mixtral(from);
-    *source = *found ? strdup(from) : NULL;
-    loom_checkpoint_close(checkpoint);
-    return *found && !*source ? loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", c->in) : LOOM_OK;
-}
-
-static loom_status convert_mixtral(converting *c, const char *source) {
-    if (c->dtype_given || c->options->max_shard_bytes)
-        return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "not supported yet: a dtype or a size of files for Mixtral; it is converted as it is, into one file");
-    LOOM_TRY(loom__convert_mixtral(c->in, source, c->out, &c->options->progress));
-    return loom__tool_measure(c->out, &c->outcome);
-}
-
 static loom_status convert(converting *c) {
     loom_status (*way)(converting * c) = NULL;
     loom__raw_form raw = LOOM__RAW_DCP;
-    char *source = NULL;
-    bool is_mixtral = false;
     LOOM_TRY(read_dtype(c));
     LOOM_TRY(loom__tool_check_paths(c->in, c->out));
     LOOM_TRY(choose(c, &way, &raw));
@@ -304,10 +279,7 @@ static loom_status convert(converting *c) {
         LOOM_TRY(loom__convert_raw(c->in, c->out, raw, &c->options->progress, &c->outcome));
         return loom__tool_measure(c->out, &c->outcome);
     }
-    LOOM_TRY(find_mixtral(c, way == to_hf, &source, &is_mixtral));
-    loom_status status = is_mixtral ? convert_mixtral(c, source) : way(c);
-    free(source);
-    return status;
+    return way(c);
 }
 
 loom_status loom_checkpoint_convert(

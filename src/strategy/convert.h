@@ -11,13 +11,6 @@ typedef enum loom__raw_form { LOOM__RAW_DCP, LOOM__RAW_SAFETENSORS } loom__raw_f
 loom_status loom__convert_raw(const char *in, const char *out, loom__raw_form form, const loom_tool_progress *progress,
     loom_tool_outcome *outcome);
 
-/* Whether the config.json in the directory is a Mixtral's. */
-bool loom__is_mixtral(const char *directory);
-/* Its tensors by name. source NULL: the Hugging Face directory `in` as a checkpoint; else the checkpoint `in` as a
- * Hugging Face directory, config.json and tokenizer files from `source`. */
-loom_status loom__convert_mixtral(
-    const char *in, const char *source, const char *out, const loom_tool_progress *progress);
-
 /* Calls block(context, offsets, sizes, elements) for row-major pieces of the box [offsets, +sizes) of a tensor,
  * in order, each of at most some millions of elements, or one row. */
 typedef loom_status (*loom__block)(void *context, const int64_t *offsets, const int64_t *sizes, int64_t elements);

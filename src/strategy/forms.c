@@ -23,9 +23,19 @@ loom_status loom__content_value(loom_value_pool *pool, const loom__content_metad
     return set_bool(pool, *out, "chained_optim_avoid_prefix", content->chained_optim_avoid_prefix);
 }
 
-static loom_status groups_value(loom_value_pool *pool, const loom__optimizer_values *values, loom_value **out) {
+/* Megatron-Core writes in a group whether it is of experts; without a word it is not. */
+static loom_status groups_value(
+    loom_value_pool *pool, const loom__optimizer_values *values, bool experts, loom_value **out) {
+    loom_value *list = NULL;
+    LOOM_TRY(loom_value_list(pool, &list));
+    for (int64_t i = 0; i < values->groups->count; i++) {
+        const loom_value *group = values->groups->items[i], *flag = loom_value_get(group, "is_expert_parallel");
+        bool of_experts = flag && flag->kind == LOOM_VALUE_BOOL && flag->integer != 0;
+        if (of_experts == experts)
+            LOOM_TRY(loom_value_append(pool, list, group));
+    }
     LOOM_TRY(loom_value_dict(pool, out));
-    return loom_value_set(pool, *out, "param_groups", values->groups);
+    return loom_value_set(pool, *out, "param_groups", list);
 }
 
 /* What PyTorch's optimizer keeps beside its tensors: nothing before the first update. */
@@ -39,7 +49,8 @@ static loom_status state_value(loom_value_pool *pool, int64_t updates, loom_valu
     return loom_value_set(pool, *out, "common_step", tensor);
 }
 
-loom_status loom__optimizer_common_value(loom_value_pool *pool, const loom__sharded_options *options,
+/* Of the parameters of one kind. */
+static loom_status optimizer_value(loom_value_pool *pool, const loom__sharded_options *options, bool experts,
     const loom__optimizer_values *values, loom_value **out) {
     const char *type = loom__optimizer_form_name(options->form);
     bool whole = options->form == LOOM__OPTIMIZER_WHOLE;
@@ -49,7 +60,7 @@ loom_status loom__optimizer_common_value(loom_value_pool *pool, const loom__shar
         LOOM_TRY(set_text(pool, *out, "param_state_sharding_type", type));
     if (options->form == LOOM__OPTIMIZER_DP_RESHARDABLE)
         return LOOM_OK;
-    LOOM_TRY(groups_value(pool, values, &groups));
+    LOOM_TRY(groups_value(pool, values, experts, &groups));
     if (whole) {
         LOOM_TRY(state_value(pool, values->steps, &state));
         LOOM_TRY(loom_value_set(pool, groups, "state", state));
@@ -62,6 +73,43 @@ loom_status loom__optimizer_common_value(loom_value_pool *pool, const loom__shar
     return values->scaler ? loom_value_set(pool, *out, "grad_scaler", values->scaler) : LOOM_OK;
 }
 
+static loom_status add_rest(loom_value_pool *pool, const loom_value *rest, loom_value *to) {
+    static const char *const known[] = {
+        "param_state_sharding_type", "optimizer", "param_groups", "state", "grad_scaler"};
+    for (int64_t i = 0; rest && rest->kind == LOOM_VALUE_DICT && i < rest->count; i++) {
+        const loom_value *key = rest->items[2 * i];
+        bool taken = false;
+        for (size_t k = 0; k < sizeof known / sizeof *known; k++)
+            taken = taken || loom_value_is_text(key, known[k]);
+        if (!taken)
+            LOOM_TRY(loom_value_set_pair(pool, to, key, rest->items[2 * i + 1]));
+    }
+    return LOOM_OK;
+}
+
+const loom_value *loom__first_optimizer(const loom_value *value) {
+    if (value && (value->kind == LOOM_VALUE_LIST || value->kind == LOOM_VALUE_TUPLE) && value->count > 0)
+        return value->items[0];
+    bool numbered =
+        value && value->kind == LOOM_VALUE_DICT && value->count > 0 && value->items[0]->kind == LOOM_VALUE_INT;
+    return numbered ? value->items[1] : value;
+}
+
+loom_status loom__optimizer_common_value(loom_value_pool *pool, const loom__sharded_options *options, bool experts,
+    const loom__optimizer_values *values, const loom_value *rest, loom_value **out) {
+    loom_value *both = NULL, *one = NULL, *number = NULL;
+    rest = loom__first_optimizer(rest);
+    LOOM_TRY(loom_value_dict(pool, &both));
+    for (int kind = 0; kind < (experts ? 2 : 1); kind++) {
+        LOOM_TRY(optimizer_value(pool, options, kind, values, &one));
+        LOOM_TRY(add_rest(pool, rest, one));
+        LOOM_TRY(loom_value_int(pool, kind, &number));
+        LOOM_TRY(loom_value_set_pair(pool, both, number, one));
+    }
+    *out = experts ? both : one;
+    return LOOM_OK;
+}
+
 static loom_status append_dtype(loom_value_pool *pool, loom_value *list, loom_dtype dtype) {
     loom_value *name = NULL;
     LOOM_TRY(loom_value_name(pool, loom__state_dtype_name(dtype), &name));
@@ -70,11 +118,13 @@ static loom_status append_dtype(loom_value_pool *pool, loom_value *list, loom_dt
 
 /* [{(dtype of parameters, of gradients): [elements of its buckets]}, … a buffer]. */
 static loom_status numel_value(loom_value_pool *pool, const loom__sharded_options *options,
-    const loom__state_buckets *buckets, bool unpadded, loom_value **out) {
+    const loom__state_buckets *buckets, bool experts, bool unpadded, loom_value **out) {
     loom_value *list = NULL, *dict = NULL, *numbers = NULL;
     LOOM_TRY(loom_value_list(pool, &list));
     for (int64_t b = 0; b < buckets->count; b++) {
         const loom__state_bucket *bucket = &buckets->buckets[b];
+        if (bucket->expert != experts)
+            continue;
         if (bucket->index == 0) {
             loom_value *key = NULL;
             LOOM_TRY(loom_value_dict(pool, &dict));
@@ -93,8 +143,10 @@ static loom_status numel_value(loom_value_pool *pool, const loom__sharded_option
     return LOOM_OK;
 }
 
-loom_status loom__object_value(loom_value_pool *pool, loom__state_object object, const loom__sharded_options *options,
-    const loom__state_buckets *buckets, const loom__optimizer_values *values, const loom_value **out) {
+loom_status loom__object_value(loom_value_pool *pool, const loom__state_entry *entry,
+    const loom__sharded_options *options, const loom__state_buckets *buckets, const loom__optimizer_values *values,
+    const loom_value **out) {
+    const loom__state_object object = entry->object;
     loom_value *made = NULL, *list = NULL;
     LOOM_TRY(loom_value_list(pool, &list));
     switch (object) {
@@ -102,11 +154,11 @@ loom_status loom__object_value(loom_value_pool *pool, loom__state_object object,
         LOOM_TRY(loom_value_none(pool, &made));
         break;
     case LOOM__STATE_OPTIMIZER:
-        LOOM_TRY(groups_value(pool, values, &made));
+        LOOM_TRY(groups_value(pool, values, entry->expert, &made));
         break;
     case LOOM__STATE_NUMEL:
     case LOOM__STATE_NUMEL_UNPADDED:
-        LOOM_TRY(numel_value(pool, options, buckets, object == LOOM__STATE_NUMEL_UNPADDED, &made));
+        LOOM_TRY(numel_value(pool, options, buckets, entry->expert, object == LOOM__STATE_NUMEL_UNPADDED, &made));
         break;
     default:
         break;

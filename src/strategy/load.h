@@ -38,25 +38,33 @@ static inline bool loom__state_is_plain(const loom_state_item *item) {
 /* The layout of a module, whose spec is the module's; *stages are the layout's, for free(). The state of an optimizer
  * that is not distributed is not shared out: dp is 1. */
 loom_status loom__parallel_layout(const loom_parallel *parallel, loom__sharded_layout *layout, loom_stage **stages);
+/* This rank's place in it. */
+loom__sharded_place loom__parallel_place(const loom_parallel *parallel);
 /* The same as a value of the common state, and back: *found is false where a checkpoint has none. */
 loom_status loom__layout_value(loom_value_pool *pool, const loom__sharded_layout *layout, const loom_value **value);
 loom_status loom__layout_read(const loom_value *common, loom__sharded_layout *layout, loom_stage **stages, bool *found);
 
 /* What a checkpoint says of an optimizer beside its tensors, wherever its form has it. */
 typedef struct loom__optimizer_values {
-    const loom_value *groups;   /* param_groups: LIST */
+    const loom_value *groups;   /* param_groups: LIST, those of experts behind the others */
     int64_t steps;              /* updates so far; below 0: not said */
     const loom_value *scaler;   /* grad_scaler: DICT, empty for a constant loss scale; NULL without one */
     const loom_value *schedule; /* opt_param_scheduler: DICT */
 } loom__optimizer_values;
+/* experts: the model has some, and so the optimizer groups of theirs. */
 loom_status loom__optimizer_values_of(
-    loom_value_pool *pool, const loom_optimizer *optimizer, loom__optimizer_values *values);
-/* "optimizer" of the common state, in the form of the options. */
-loom_status loom__optimizer_common_value(loom_value_pool *pool, const loom__sharded_options *options,
-    const loom__optimizer_values *values, loom_value **value);
-/* The content of an object; buckets and values only of those that have some. */
-loom_status loom__object_value(loom_value_pool *pool, loom__state_object object, const loom__sharded_options *options,
-    const loom__state_buckets *buckets, const loom__optimizer_values *values, const loom_value **value);
+    loom_value_pool *pool, const loom_optimizer *optimizer, bool experts, loom__optimizer_values *values);
+/* "optimizer" of the common state, in the form of the options; of a model with experts a DICT by number of one for the
+ * other parameters and one for theirs. What `rest` (an optimizer of that state, one or several, or NULL) has that is of
+ * no form goes along. */
+loom_status loom__optimizer_common_value(loom_value_pool *pool, const loom__sharded_options *options, bool experts,
+    const loom__optimizer_values *values, const loom_value *rest, loom_value **value);
+/* The first of several optimizers that are chained in a LIST, or in a DICT by number; else the value itself. */
+const loom_value *loom__first_optimizer(const loom_value *value);
+/* The content of an object (of experts: entry->expert); buckets and values only of those that have some. */
+loom_status loom__object_value(loom_value_pool *pool, const loom__state_entry *entry,
+    const loom__sharded_options *options, const loom__state_buckets *buckets, const loom__optimizer_values *values,
+    const loom_value **value);
 /* "content_metadata" of the common state. */
 loom_status loom__content_value(loom_value_pool *pool, const loom__content_metadata *content, loom_value **value);
 
@@ -95,6 +103,14 @@ typedef struct loom__load_scope {
 loom__load_scope loom__load_scope_of(const loom_checkpoint *checkpoint, const loom__state_module *module);
 /* The name without the prefix; NULL for one that is another module's. */
 const char *loom__load_scope_key(const loom__load_scope *scope, const char *name);
+
+/* Whether a key, without a prefix, is of an optimizer; of several that are chained it says which. */
+static inline bool loom__is_of_optimizer(const char *key) {
+    static const char chained[] = "chained_", own[] = "optimizer.";
+    if (strncmp(key, chained, sizeof chained - 1) == 0 && strchr(key, '.'))
+        key = strchr(key, '.') + 1;
+    return strncmp(key, own, sizeof own - 1) == 0;
+}
 
 /* Whether a tensor is what Transformer Engine keeps beside a layer's parameters, which no load misses or minds. */
 static inline bool loom__is_extra_state(const char *key) {

@@ -16,6 +16,27 @@ static const loom_value *groups_in(const loom_value *optimizer) {
     return groups && groups->kind == LOOM_VALUE_LIST ? groups : NULL;
 }
 
+static loom_status add_groups(loom_value_pool *pool, const loom_value *optimizer, loom_value *to) {
+    const loom_value *from = groups_in(optimizer);
+    for (int64_t i = 0; from && i < from->count; i++)
+        LOOM_TRY(loom_value_append(pool, to, from->items[i]));
+    return LOOM_OK;
+}
+
+/* Of an optimizer, or of all that are chained. */
+static loom_status common_groups(loom_value_pool *pool, const loom_value *common, const loom_value **out) {
+    loom_value *all = NULL;
+    *out = groups_in(common);
+    if (loom__first_optimizer(common) == common)
+        return LOOM_OK;
+    bool dict = common->kind == LOOM_VALUE_DICT;
+    LOOM_TRY(loom_value_list(pool, &all));
+    for (int64_t i = 0; i < common->count; i++)
+        LOOM_TRY(add_groups(pool, common->items[dict ? 2 * i + 1 : i], all));
+    *out = all->count > 0 ? all : NULL;
+    return LOOM_OK;
+}
+
 /* A tensor of one number, which need not be aligned, counts as that number. */
 static bool read_number(const loom_value *value, double *out) {
     float number = 0;
@@ -57,18 +78,19 @@ static loom_status read_steps(const loom_value *optimizer, int64_t *steps) {
     return read_integer(first_item(groups), "param_groups of the optimizer", "step", steps);
 }
 
-/* What the first data-parallel group of a dp_reshardable optimizer keeps under a name; *value stays where it does not.
- */
+/* What the first data-parallel group of a dp_reshardable optimizer keeps under a name, of the optimizer for experts or
+ * the other, which may be the only one; *value stays where it does not. */
 static loom_status read_group(
-    const loom__load_scope *scope, const char *name, loom_value_pool *pool, const loom_value **value) {
+    const loom__load_scope *scope, bool experts, const char *name, loom_value_pool *pool, const loom_value **value) {
     const loom_checkpoint *checkpoint = scope->checkpoint;
     char wanted[128];
-    snprintf(wanted, sizeof wanted, "optimizer.distributed.dp_group_idx_0.%s/shard_0_1", name);
+    const char *chained = experts ? "chained_1." : "chained_0.";
+    snprintf(wanted, sizeof wanted, "%soptimizer.distributed.dp_group_idx_0.%s/shard_0_1", chained, name);
     for (int64_t i = 0; i < loom_checkpoint_get_info(checkpoint)->objects; i++) {
         const loom_checkpoint_object *object = loom_checkpoint_object_at(checkpoint, i);
         const char *key = loom__load_scope_key(scope, object->name);
         const loom_value *list = NULL;
-        if (!key || strcmp(key, wanted) != 0)
+        if (!key || (strcmp(key, wanted) != 0 && (experts || strcmp(key, wanted + strlen(chained)) != 0)))
             continue;
         LOOM_TRY(loom_checkpoint_read_object(checkpoint, object, pool, &list));
         *value = first_item(list);
@@ -140,24 +162,39 @@ static loom_status add_steps(loom_value_pool *pool, int64_t steps, const loom_va
     return LOOM_OK;
 }
 
+static loom_status object_groups(
+    const loom__load_scope *scope, loom_value_pool *pool, const loom_value *group, const loom_value **groups) {
+    const loom_value *experts = NULL;
+    loom_value *both = NULL;
+    *groups = groups_in(group);
+    LOOM_TRY(read_group(scope, true, "optimizer", pool, &experts));
+    if (!experts)
+        return LOOM_OK;
+    LOOM_TRY(loom_value_list(pool, &both));
+    LOOM_TRY(add_groups(pool, group, both));
+    LOOM_TRY(add_groups(pool, experts, both));
+    *groups = both;
+    return LOOM_OK;
+}
+
 /* What is not among the common state is, or may be, with the group. */
 loom_status loom__optimizer_values_read(
     const loom__load_scope *scope, loom_value_pool *pool, loom__optimizer_values *out) {
-    const loom_value *optimizer = loom_value_get(scope->root, "optimizer"), *group = NULL;
-    if (first_item(optimizer))
-        optimizer = first_item(optimizer);
-    loom__optimizer_values values = {.groups = groups_in(optimizer),
-        .steps = -1,
+    const loom_value *common = loom_value_get(scope->root, "optimizer"), *group = NULL;
+    const loom_value *optimizer = loom__first_optimizer(common);
+    loom__optimizer_values values = {.steps = -1,
         .scaler = loom_value_get(optimizer, "grad_scaler"),
         .schedule = loom_value_get(scope->root, "opt_param_scheduler")};
+    LOOM_TRY(common_groups(pool, common, &values.groups));
     LOOM_TRY(read_steps(optimizer, &values.steps));
     if (values.steps < 0 || !values.groups) {
-        LOOM_TRY(read_group(scope, "optimizer", pool, &group));
-        values.groups = values.groups ? values.groups : groups_in(group);
+        LOOM_TRY(read_group(scope, false, "optimizer", pool, &group));
+        if (!values.groups)
+            LOOM_TRY(object_groups(scope, pool, group, &values.groups));
         LOOM_TRY(read_steps(group, &values.steps));
     }
     if (!values.scaler)
-        LOOM_TRY(read_group(scope, "grad_scaler", pool, &values.scaler));
+        LOOM_TRY(read_group(scope, false, "grad_scaler", pool, &values.scaler));
     LOOM_TRY(add_steps(pool, values.steps, &values.groups));
     *out = values;
     return LOOM_OK;

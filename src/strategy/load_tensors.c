@@ -117,9 +117,12 @@ typedef struct reading {
     loom__reshard_want *wants;
     sink *sinks;
     int64_t count;
+    bool experts; /* whose parameters are wanted, or the others; a plan is for the tensor ranks of one kind */
 } reading;
 
 static void add_want(reading *r, loom__reshard_want want, sink to) {
+    if ((r->load->gpt->spec->parameters[want.canonical].expert >= 0) != r->experts)
+        return;
     r->wants[r->count] = want;
     r->sinks[r->count++] = to;
 }
@@ -165,8 +168,8 @@ typedef void (*want_place)(reading *r, const loom__ddp_view *view, int64_t place
 static loom_status want_places(reading *r, want_place want) {
     const loom__part *part = r->load->gpt->part;
     const loom__ddp_view *view = loom__ddp_view_of(r->load->parallel->ddp);
-    for (int64_t place = 0; place < part->count; place++) {
-        int64_t i = part->count - 1 - place;
+    for (int64_t i = 0; i < part->count; i++) {
+        int64_t place = part->entries[i].buffer_place;
         const loom_parameter *parameter = r->load->gpt->set->list[i];
         if (view->place_count != part->count || view->parameters[place] != parameter)
             return loom_fail(LOOM_ERR_INTERNAL, "parameter %s is not where the optimizer has it", parameter->name);
@@ -222,10 +225,10 @@ static loom_status list_wishes(fetching *f) {
 }
 
 /* Replicas that read the same for themselves had better find it in the page cache. */
-static loom__chunk_source source_of(const loom__load *load) {
+static loom__chunk_source source_of(const loom__load *load, bool experts) {
     const loom_fabric *fabric = load->parallel->fabric;
     const loom_checkpoint_io_config *config = loom__megatron_io_config(loom_fabric_unwrapped_checkpoint_io(fabric));
-    loom_comm *replicas = fabric->groups[LOOM_GROUP_DP_CP];
+    loom_comm *replicas = fabric->groups[experts ? LOOM_GROUP_EDP : LOOM_GROUP_DP_CP];
     bool shared = config && config->parallel_load;
     return (loom__chunk_source){.checkpoint = load->scope.checkpoint,
         .group = shared ? replicas : NULL,
@@ -245,7 +248,7 @@ static void clear_kept(const loom__ddp_view *view, int64_t place, int64_t from, 
 static void clear_rows(const loom__load *load, int64_t number, int64_t from) {
     const loom_parameter *parameter = load->gpt->set->list[number];
     const loom__ddp_view *view = load->parallel->ddp ? loom__ddp_view_of(load->parallel->ddp) : NULL;
-    int64_t place = load->gpt->part->count - 1 - number, size = (int64_t)loom_dtype_size(parameter->dtype);
+    int64_t place = load->gpt->part->entries[number].buffer_place, size = (int64_t)loom_dtype_size(parameter->dtype);
     memset((char *)loom_parameter_values(parameter) + from * size, 0,
         (size_t)((loom_parameter_count(parameter) - from) * size));
     if (view)
@@ -271,14 +274,15 @@ static void clear_padding(const loom__load *load) {
 /* prepared: how the making of the wants has ended, which others may wait to hear. */
 static loom_status read_wants(reading *r, loom_status prepared) {
     const loom__parameter_set *set = r->load->gpt->set;
+    bool apart = r->experts && set->at.etp > 0;
     loom__reshard_plan *plan = NULL;
     if (!prepared)
-        prepared = loom__reshard_plan_create(
-            r->load->stored.source, r->load->gpt->spec, set->at.tp, set->at.tp_rank, r->wants, r->count, &plan);
+        prepared = loom__reshard_plan_create(r->load->stored.source, r->load->gpt->spec,
+            apart ? set->at.etp : set->at.tp, apart ? set->at.etp_rank : set->at.tp_rank, r->wants, r->count, &plan);
     fetching f = {.r = r, .plan = plan};
     if (!prepared)
         prepared = list_wishes(&f);
-    loom__chunk_source source = source_of(r->load);
+    loom__chunk_source source = source_of(r->load, r->experts);
     loom_status status = loom__chunks_read(&source, prepared, f.wishes, f.count, take_chunk, &f);
     free(f.wishes);
     free(f.first);
@@ -305,17 +309,38 @@ static loom_status make_room(reading *r) {
     if (!r->wants || !r->sinks)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the load of %zu arrays", room);
     clear_padding(r->load);
+    return LOOM_OK;
+}
+
+static loom_status want_all_weights(reading *r) {
     want_weights(r);
     return r->load->parallel->ddp ? want_places(r, want_masters) : LOOM_OK;
 }
 
+static loom_status want_all_state(reading *r) {
+    return want_places(r, want_state);
+}
+
+/* Those who read experts together are others than those who read the rest together: a failure goes along, so that all
+ * hear of it. */
+static loom_status read_kinds(reading *r, loom_status status, loom_status (*want)(reading *r)) {
+    int kinds = r->load->gpt->spec->config.moe.num_moe_experts > 0 ? 2 : 1;
+    for (int experts = 0; experts < kinds; experts++) {
+        r->experts = experts;
+        r->count = 0;
+        if (!status)
+            status = want(r);
+        status = read_wants(r, status);
+    }
+    return status;
+}
+
 /* Masters come after the weights, which are rounded from them. */
 static loom_status read_all(reading *r) {
-    LOOM_TRY(read_wants(r, make_room(r)));
+    loom_status status = read_kinds(r, make_room(r), want_all_weights);
     if (!r->load->state)
-        return LOOM_OK;
-    r->count = 0;
-    LOOM_TRY(read_wants(r, want_places(r, want_state)));
+        return status;
+    LOOM_TRY(read_kinds(r, status, want_all_state));
     if (r->load->masters)
         round_masters(r->load);
     return LOOM_OK;

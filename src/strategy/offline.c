@@ -55,6 +55,10 @@ static loom_status make_layout(const loom_run_config *config, int64_t world, loo
     out->sharded.tp = sizes.tensor;
     out->sharded.pp = sizes.pipeline;
     out->sharded.dp = shards ? all : 1;
+    LOOM_TRY(loom__model_config_check_expert_ranks(&model, sizes.expert, out->ranks.sizes.expert_tensor));
+    out->sharded.etp = out->ranks.sizes.expert_tensor;
+    out->sharded.ep = out->ranks.sizes.expert;
+    out->sharded.edp = shards ? out->ranks.expert_data / strategy->num_distributed_optimizer_instances : 1;
     out->sharded.bucket_size = bucket_size(strategy, dp);
     out->sharded.pad_for_high_busbw = strategy->ddp_config.pad_buckets_for_high_nccl_busbw;
     return LOOM_OK;
@@ -90,7 +94,7 @@ typedef struct writing {
 } writing;
 
 typedef struct rank_state {
-    loom_layout_rank place;
+    loom__sharded_place place;
     loom__part *part;
     loom__state_buckets *buckets; /* NULL without dp_reshardable */
     loom__sharded_state *state;
@@ -104,19 +108,25 @@ static void rank_free(rank_state *rank) {
 
 static loom_status rank_make(const loom__offline_save *save, int64_t number, rank_state *rank) {
     const loom__sharded_layout *layout = &save->layout->sharded;
-    if (!loom_layout_rank_describe(&save->layout->ranks, number, &rank->place))
+    loom_layout_rank at;
+    if (!loom_layout_rank_describe(&save->layout->ranks, number, &at))
         return loom_fail(LOOM_ERR_INTERNAL, "rank %lld is none of the layout", (long long)number);
-    LOOM_TRY(loom__sharded_part(layout, rank->place.pp, &rank->part));
+    rank->place = (loom__sharded_place){.stage = at.pp,
+        .tp_rank = at.tp,
+        .dp_rank = at.dp_cp,
+        .etp_rank = at.etp,
+        .ep_rank = at.ep,
+        .edp_rank = at.edp};
+    LOOM_TRY(loom__sharded_part(layout, rank->place.stage, rank->place.ep_rank, &rank->part));
     if (save->options->form == LOOM__OPTIMIZER_DP_RESHARDABLE)
-        LOOM_TRY(loom__state_buckets_create(layout, rank->part, rank->place.pp, &rank->buckets));
-    return loom__sharded_state_create(
-        layout, save->options, rank->part, rank->place.tp, rank->place.pp, rank->place.dp_cp, &rank->state);
+        LOOM_TRY(loom__state_buckets_create(layout, rank->part, rank->place.stage, &rank->buckets));
+    return loom__sharded_state_create(layout, save->options, rank->part, &rank->place, &rank->state);
 }
 
 static loom_status write_object(
     const writing *w, const rank_state *rank, const loom__state_entry *entry, loom__checkpoint_writer *to) {
     const loom_value *list = NULL;
-    LOOM_TRY(loom__object_value(w->pool, entry->object, w->save->options, rank->buckets, w->save->optimizer, &list));
+    LOOM_TRY(loom__object_value(w->pool, entry, w->save->options, rank->buckets, w->save->optimizer, &list));
     return loom__checkpoint_file_object(to, entry->key, list);
 }
 
@@ -139,8 +149,10 @@ static loom_status write_tensor(
             .canonical = rank->part->entries[entry->entry].canonical,
             .first = entry->at,
             .count = entry->count};
-        LOOM_TRY(save->read(save->read_context, save->layout->spec, save->layout->sharded.tp, rank->place.tp, &want,
-            entry->dtype, w->chunk));
+        const loom__sharded_layout *layout = &save->layout->sharded;
+        const loom__parameter_descriptor *parameter = &layout->spec->parameters[want.canonical];
+        LOOM_TRY(save->read(save->read_context, layout->spec, loom__layout_tensor_size(layout, parameter),
+            loom__place_tensor_rank(&rank->place, parameter), &want, entry->dtype, w->chunk));
     }
     LOOM_TRY(loom__checkpoint_file_tensor(
         to, entry->key, entry->dtype, entry->dims, entry->shape, entry->offset, entry->size, w->chunk));

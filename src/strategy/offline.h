@@ -8,7 +8,8 @@
 #include <megaloom/checkpoint_tools.h>
 #include <megaloom/value.h>
 
-/* Gives the elements that a want names (its `at` is 0) of a tensor rank of `spec`, as loom__archive_read. */
+/* Gives the elements that a want names (its `at` is 0) of one of the tensor ranks that share the parameter (of an
+ * expert: of the expert tensor ranks), as loom__archive_read. */
 typedef loom_status (*loom__offline_read)(void *context, const loom__model_spec *spec, int64_t tp, int64_t tp_rank,
     const loom__reshard_want *want, loom_dtype dtype, void *out);
 

@@ -12,25 +12,6 @@
 
 /* ---- the common state */
 
-/* Entries of the old one that are of no form go along. */
-static loom_status optimizer_value(loom_value_pool *pool, const loom_value *old, const loom__sharded_options *options,
-    const loom__optimizer_values *values, loom_value **out) {
-    static const char *const known[] = {
-        "param_state_sharding_type", "optimizer", "param_groups", "state", "grad_scaler"};
-    LOOM_TRY(loom__optimizer_common_value(pool, options, values, out));
-    if (old && old->kind == LOOM_VALUE_LIST && old->count > 0)
-        old = old->items[0];
-    for (int64_t i = 0; old && old->kind == LOOM_VALUE_DICT && i < old->count; i++) {
-        const loom_value *key = old->items[2 * i];
-        bool taken = false;
-        for (size_t k = 0; k < sizeof known / sizeof *known; k++)
-            taken = taken || loom_value_is_text(key, known[k]);
-        if (!taken)
-            LOOM_TRY(loom_value_set_pair(pool, *out, key, old->items[2 * i + 1]));
-    }
-    return LOOM_OK;
-}
-
 static loom_status own_value(loom_value_pool *pool, const loom_value *old, const loom__offline_layout *layout,
     bool has_optimizer, loom_value **out) {
     const loom_value *value = NULL;
@@ -57,7 +38,8 @@ loom_status loom__offline_common(loom_value_pool *pool, const loom_value *from, 
     LOOM_TRY(loom__content_value(pool, &metadata, &content));
     LOOM_TRY(loom_value_set(pool, common, "content_metadata", content));
     if (has_optimizer) {
-        LOOM_TRY(optimizer_value(pool, loom_value_get(from, "optimizer"), options, values, &optimizer));
+        LOOM_TRY(loom__optimizer_common_value(pool, options, loom__layout_has_experts(&layout->sharded), values,
+            loom_value_get(from, "optimizer"), &optimizer));
         LOOM_TRY(loom_value_set(pool, common, "optimizer", optimizer));
         if (values->schedule)
             LOOM_TRY(loom_value_set(pool, common, "opt_param_scheduler", values->schedule));
@@ -215,7 +197,7 @@ static void count_dropped(resharding *r) {
     const loom_checkpoint *checkpoint = r->archive->checkpoint;
     for (int64_t i = 0; i < loom_checkpoint_get_info(checkpoint)->objects; i++) {
         const char *name = loom_checkpoint_object_at(checkpoint, i)->name;
-        bool known = strstr(name, "_extra_state") || strncmp(name, "optimizer.", strlen("optimizer.")) == 0;
+        bool known = strstr(name, "_extra_state") || loom__is_of_optimizer(name);
         r->outcome.dropped_objects += !known;
     }
 }

@@ -118,9 +118,12 @@ static loom_status shard_state(saving *s) {
         if (s->options.form == LOOM__OPTIMIZER_DP_RESHARDABLE)
             LOOM_TRY(loom__state_buckets_create(&s->layout, gpt->part, parallel->stage, &s->buckets));
     }
-    int place = loom_comm_rank(s->fabric->groups[LOOM_GROUP_DP_CP]);
-    return loom__sharded_state_create(
-        &s->layout, &s->options, gpt->part, gpt->set->at.tp_rank, parallel->stage, place, &s->entries);
+    const loom__sharded_place at = loom__parallel_place(parallel);
+    return loom__sharded_state_create(&s->layout, &s->options, gpt->part, &at, &s->entries);
+}
+
+static bool has_experts(const saving *s) {
+    return s->entries && loom__layout_has_experts(&s->layout);
 }
 
 static bool keeps_entry(const saving *s, bool of_optimizer, const char *key) {
@@ -168,7 +171,7 @@ static loom_status data_of(const saving *s, const loom__state_entry *entry, cons
     }
     const loom__ddp_view *view = loom__ddp_view_of(parallel->ddp);
     const char *values = kept_array(s, view, entry->array, &dtype);
-    int64_t number = view->place_count - 1 - entry->entry;
+    int64_t number = gpt->part->entries[entry->entry].buffer_place;
     const loom__ddp_part *part = &view->parts[number];
     int64_t from = entry->at - (part->start - view->places[number].start);
     if (view->parameters[number] != parameter || from < 0 || from + entry->count > part->count)
@@ -209,8 +212,8 @@ static loom_status list_object(saving_all *all, const saving *s, const loom__sta
     const loom_value *list = NULL;
     loom__optimizer_values values = {0};
     if (s->parts.optimizer)
-        LOOM_TRY(loom__optimizer_values_of(s->pool, s->parts.optimizer, &values));
-    LOOM_TRY(loom__object_value(s->pool, entry->object, &s->options, s->buckets, &values, &list));
+        LOOM_TRY(loom__optimizer_values_of(s->pool, s->parts.optimizer, has_experts(s), &values));
+    LOOM_TRY(loom__object_value(s->pool, entry, &s->options, s->buckets, &values, &list));
     loom_checkpoint_value *object = &all->objects[all->content.object_count++];
     object->value = list;
     return name_of(s, entry->key, &object->key);
@@ -303,8 +306,8 @@ static loom_status add_optimizer(const saving *s, loom_value *common) {
     loom_value *dict = NULL;
     if (!s->parts.optimizer)
         return LOOM_OK;
-    LOOM_TRY(loom__optimizer_values_of(s->pool, s->parts.optimizer, &values));
-    LOOM_TRY(loom__optimizer_common_value(s->pool, &s->options, &values, &dict));
+    LOOM_TRY(loom__optimizer_values_of(s->pool, s->parts.optimizer, has_experts(s), &values));
+    LOOM_TRY(loom__optimizer_common_value(s->pool, &s->options, has_experts(s), &values, NULL, &dict));
     const loom_value *kept = dict;
     LOOM_TRY(filtered(s->pool, s->filters, s->filter_count, s->parts.optimizer_key, &kept));
     LOOM_TRY(loom_value_set(s->pool, common, "optimizer", kept));

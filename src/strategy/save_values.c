@@ -38,6 +38,11 @@ loom_status loom__layout_value(loom_value_pool *pool, const loom__sharded_layout
     LOOM_TRY(set_int(pool, dict, "tensor_model_parallel_size", layout->tp));
     LOOM_TRY(set_int(pool, dict, "pipeline_model_parallel_size", layout->pp));
     LOOM_TRY(set_int(pool, dict, "optimizer_shards", layout->dp));
+    if (loom__layout_has_experts(layout)) {
+        LOOM_TRY(set_int(pool, dict, "expert_tensor_parallel_size", layout->etp));
+        LOOM_TRY(set_int(pool, dict, "expert_model_parallel_size", layout->ep));
+        LOOM_TRY(set_int(pool, dict, "expert_optimizer_shards", layout->edp));
+    }
     LOOM_TRY(set_int(pool, dict, "bucket_size", layout->bucket_size));
     LOOM_TRY(set_bool(pool, dict, "pad_buckets_for_high_nccl_busbw", layout->pad_for_high_busbw));
     LOOM_TRY(loom_value_list(pool, &stages));
@@ -82,6 +87,10 @@ loom_status loom__layout_read(const loom_value *common, loom__sharded_layout *la
     *found = told != NULL;
     if (!told)
         return LOOM_OK;
+    /* Of a model without experts there are none. */
+    (void)get_int(told, "expert_tensor_parallel_size", &layout->etp);
+    (void)get_int(told, "expert_model_parallel_size", &layout->ep);
+    (void)get_int(told, "expert_optimizer_shards", &layout->edp);
     bool fits = get_int(told, "tensor_model_parallel_size", &layout->tp) &&
                 get_int(told, "pipeline_model_parallel_size", &layout->pp) &&
                 get_int(told, "optimizer_shards", &layout->dp) && get_int(told, "bucket_size", &layout->bucket_size) &&
@@ -136,10 +145,10 @@ static loom_status add_torch_fields(loom_value_pool *pool, const loom_optimizer 
 }
 
 static loom_status group_value(loom_value_pool *pool, const loom_optimizer *optimizer,
-    const loom_optimizer_group *group, const loom_lr_state *schedule, loom_value **out) {
+    const loom_optimizer_group *group, bool experts, const loom_lr_state *schedule, loom_value **out) {
     loom_value *dict = NULL;
     LOOM_TRY(loom_value_dict(pool, &dict));
-    LOOM_TRY(set_bool(pool, dict, "is_expert_parallel", false));
+    LOOM_TRY(set_bool(pool, dict, "is_expert_parallel", experts));
     LOOM_TRY(set_bool(pool, dict, "default_config", true));
     LOOM_TRY(set_float(pool, dict, "wd_mult", group->wd_mult));
     LOOM_TRY(set_float(pool, dict, "lr_mult", group->lr_mult));
@@ -154,20 +163,17 @@ static loom_status group_value(loom_value_pool *pool, const loom_optimizer *opti
     return LOOM_OK;
 }
 
-static loom_status groups_value(loom_value_pool *pool, const loom_optimizer *optimizer, const loom_value **out) {
+static loom_status add_groups(loom_value_pool *pool, const loom_optimizer *optimizer, bool experts, loom_value *list) {
     loom_optimizer_group groups[LOOM_OPTIMIZER_GROUPS];
     loom_lr_state schedule = loom_optimizer_lr_state(optimizer);
-    loom_value *list = NULL;
     int64_t count = 0;
-    LOOM_TRY(loom_optimizer_groups(optimizer, groups, &count));
-    LOOM_TRY(loom_value_list(pool, &list));
+    LOOM_TRY(loom__optimizer_groups_of(optimizer, experts, groups, &count));
     /* Those that decay come first, as in Megatron-Core. */
     for (int64_t i = count - 1; i >= 0; i--) {
         loom_value *group = NULL;
-        LOOM_TRY(group_value(pool, optimizer, &groups[i], &schedule, &group));
+        LOOM_TRY(group_value(pool, optimizer, &groups[i], experts, &schedule, &group));
         LOOM_TRY(loom_value_append(pool, list, group));
     }
-    *out = list;
     return LOOM_OK;
 }
 
@@ -210,9 +216,14 @@ static loom_status scaler_value(loom_value_pool *pool, const loom_optimizer *opt
 }
 
 loom_status loom__optimizer_values_of(
-    loom_value_pool *pool, const loom_optimizer *optimizer, loom__optimizer_values *out) {
+    loom_value_pool *pool, const loom_optimizer *optimizer, bool experts, loom__optimizer_values *out) {
     loom__optimizer_values values = {.steps = loom__optimizer_progress_of(optimizer).steps};
-    LOOM_TRY(groups_value(pool, optimizer, &values.groups));
+    loom_value *groups = NULL;
+    LOOM_TRY(loom_value_list(pool, &groups));
+    LOOM_TRY(add_groups(pool, optimizer, false, groups));
+    if (experts)
+        LOOM_TRY(add_groups(pool, optimizer, true, groups));
+    values.groups = groups;
     LOOM_TRY(scaler_value(pool, optimizer, &values.scaler));
     LOOM_TRY(schedule_value(pool, optimizer, &values.schedule));
     *out = values;

@@ -44,10 +44,10 @@ static loom_status check_module(const loom_state_item *item) {
             "not supported yet: checkpoints of a module that was not made by loom_gpt_create on %lld pipeline stages; "
             "only on 1",
             (long long)module->stages);
-    for (int64_t i = 0; i < module->parameter_count; i++)
+    for (int64_t i = 0; !module->is_gpt && i < module->parameter_count; i++)
         if (module->parameters[i]->expert_parallel)
             return loom_fail(LOOM_ERR_UNSUPPORTED,
-                "not supported yet: checkpoints of a model with experts (%s); Hugging Face files are written",
+                "not supported yet: checkpoints of a module with experts (%s) that was not made by loom_gpt_create",
                 module->parameters[i]->name);
     if (!module->is_gpt && loom_parallel_dtype(module) != LOOM_F32)
         return loom_fail(LOOM_ERR_UNSUPPORTED,
@@ -140,6 +140,16 @@ const char *loom__load_scope_key(const loom__load_scope *scope, const char *name
     return name;
 }
 
+loom__sharded_place loom__parallel_place(const loom_parallel *parallel) {
+    loom_comm *const *groups = parallel->fabric->groups;
+    return (loom__sharded_place){.stage = parallel->stage,
+        .tp_rank = loom_comm_rank(groups[LOOM_GROUP_TP]),
+        .dp_rank = loom_comm_rank(groups[LOOM_GROUP_DP_CP]),
+        .etp_rank = loom_comm_rank(groups[LOOM_GROUP_ETP]),
+        .ep_rank = loom_comm_rank(groups[LOOM_GROUP_EP]),
+        .edp_rank = loom_comm_rank(groups[LOOM_GROUP_EDP])};
+}
+
 static int64_t bucket_size(const loom_fabric *fabric) {
     const loom_ddp_config *config = &fabric->config.ddp_config;
     if (!config->overlap_grad_reduce)
@@ -167,6 +177,9 @@ loom_status loom__parallel_layout(const loom_parallel *parallel, loom__sharded_l
         .tp = loom_comm_size(fabric->groups[LOOM_GROUP_TP]),
         .pp = parallel->stages,
         .dp = view && view->sharded ? view->share[LOOM__DDP_DENSE].shards : 1,
+        .etp = loom_comm_size(fabric->groups[LOOM_GROUP_ETP]),
+        .ep = loom_comm_size(fabric->groups[LOOM_GROUP_EP]),
+        .edp = view && view->sharded ? view->share[LOOM__DDP_EXPERT].shards : 1,
         .chunks = parallel->chunk_count,
         .stages = stages,
         .bucket_size = bucket_size(fabric),

@@ -30,7 +30,6 @@ static loom_status copy_chunks(loom__stored *stored, const char *key, const loom
 }
 
 loom_status loom__stored_list(const loom__load_scope *scope, bool weights_alone, loom__stored *stored) {
-    static const char optimizer[] = "optimizer.";
     int64_t count = loom_checkpoint_get_info(scope->checkpoint)->tensors;
     stored->checkpoint = scope->checkpoint;
     stored->tensors = calloc((size_t)count + 1, sizeof *stored->tensors);
@@ -41,7 +40,7 @@ loom_status loom__stored_list(const loom__load_scope *scope, bool weights_alone,
     for (int64_t i = 0; i < count; i++) {
         const loom_checkpoint_tensor *tensor = loom_checkpoint_tensor_at(scope->checkpoint, i);
         const char *key = loom__load_scope_key(scope, tensor->name);
-        if (!key || (weights_alone && strncmp(key, optimizer, strlen(optimizer)) == 0))
+        if (!key || (weights_alone && loom__is_of_optimizer(key)))
             continue;
         stored->numbers[stored->count] = i;
         LOOM_TRY(copy_chunks(stored, key, tensor));

@@ -28,6 +28,14 @@ static const golden_layout layouts[] = {
     {.tp = 1, .dp = 1, .pp = 2, .vpp = 2, .micro = 1, .sharded = true},
     {.tp = 2, .dp = 1, .pp = 2, .micro = 1, .sharded = true},
     {.tp = 2, .dp = 2, .micro = 1, .overlap = true, .sharded = true},
+    {.tp = 1, .dp = 1, .cp = 2, .micro = 1, .sharded = true},
+    {.tp = 1, .dp = 2, .ep = 2, .micro = 1},
+    {.tp = 1, .dp = 2, .ep = 2, .micro = 1, .sharded = true},
+    {.tp = 2, .dp = 1, .ep = 2, .etp = 1, .sp = true, .micro = 1, .sharded = true},
+    {.tp = 1, .dp = 4, .ep = 2, .etp = 2, .micro = 1, .sharded = true},
+    {.tp = 1, .dp = 4, .ep = 4, .micro = 1, .overlap = true, .sharded = true},
+    {.tp = 2, .dp = 2, .ep = 2, .sp = true, .micro = 1, .overlap = true, .sharded = true},
+    {.tp = 1, .dp = 2, .pp = 2, .ep = 2, .micro = 1, .sharded = true},
 };
 
 static bool has_option(const json_t *json, const char *option) {
@@ -57,8 +65,7 @@ static bool load_case(resume_case *c) {
     sscanf(model, "mcore/%100[^/]", name);
     c->hf = golden_path("%s", model);
     c->path = golden_path("ckpt/%s", c->name);
-    /* Checkpoints of experts are not built. */
-    if (!golden_read_config(name, c->hf, &c->config) || c->config.moe.num_moe_experts > 0)
+    if (!golden_read_config(name, c->hf, &c->config))
         return false;
     c->batch = golden_int(c->json, "global_batch", 0);
     c->micro = golden_int(c->json, "micro_batch", 1);
@@ -186,7 +193,8 @@ static loom_status walk(loom_rank *rank, void *argument) {
         for (size_t k = 0; k < sizeof layouts / sizeof *layouts; k++) {
             const resume_case *c = &suite->cases[i];
             const golden_layout *layout = &layouts[k];
-            if (layout->tp * layout->dp * (layout->pp ? layout->pp : 1) != loom_rank_count(rank))
+            if (layout->tp * layout->dp * (layout->pp ? layout->pp : 1) * (layout->cp ? layout->cp : 1) !=
+                loom_rank_count(rank))
                 continue;
             if (!golden_layout_divides(layout, &c->config, c->rows.s, c->batch)) {
                 suite->golden.counts.left_out += first;
@@ -206,7 +214,8 @@ static loom_status walk(loom_rank *rank, void *argument) {
 
 int main(void) {
     resume_suite suite = {
-        .golden = {.name = "golden.ckpt_resume", .left_out = "heads, sequence or batch do not divide", .walk = walk}};
+        .golden = {
+            .name = "golden.ckpt_resume", .left_out = "heads, experts, sequence or batch do not divide", .walk = walk}};
     load(&suite);
     int failed = golden_claim(&suite.golden, "a_checkpoint_of_megatron_core_goes_on_at_any_layout");
     for (int i = 0; i < suite.golden.cases; i++)

@@ -2,6 +2,7 @@
  * has loaded the same: the same tensors, chunks, objects, common state and context, for all pairs of layouts. */
 #include "parallel/support.h"
 #include "strategy/strategy.h"
+#include <megaloom/checkpoint_io.h>
 #include <megaloom/state.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,12 @@ enum { SEQUENCE = 8, VOCABULARY = 19, GLOBAL = 12, BEFORE = 2, PATH = 512 };
 typedef struct place {
     int tp, pp, vpp, dp;
     bool sharded, fully; /* fully: strategy.dist_ckpt_optim_fully_reshardable */
+    int ep, etp, cp;     /* of a model with experts; ep 0: of one without */
 } place;
+
+static int ranks_of(const place *at) {
+    return at->tp * at->pp * at->dp * (at->cp ? at->cp : 1);
+}
 
 typedef struct kind {
     bool tied;             /* GPT-2 with a third moment; else Llama */
@@ -27,7 +33,7 @@ typedef struct job {
     const char *load, *save;
 } job;
 
-static loom_model_config model_config(bool tied) {
+static loom_model_config model_config(bool tied, bool experts) {
     loom_model_config config = loom_model_config_default(tied ? "gpt2" : "llama");
     config.num_layers = 4;
     config.hidden_size = 16;
@@ -38,6 +44,10 @@ static loom_model_config model_config(bool tied) {
     config.vocab_size = VOCABULARY;
     config.make_vocab_size_divisible_by = 2; /* so that the padding depends on the tensor size */
     config.share_embeddings_and_output_weights = tied;
+    if (experts) {
+        config.moe.num_moe_experts = 4;
+        config.moe.moe_ffn_hidden_size = 12;
+    }
     return config;
 }
 
@@ -68,14 +78,22 @@ static loom_precision_config precision_of(const job *j) {
 
 static loom_status start(loom_rank *rank, const job *j, run *r) {
     loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
-    loom_model_config model = model_config(j->of.tied);
+    loom_checkpoint_io_config io_config = loom_checkpoint_io_config_default();
+    io_config.parallel_save = false; /* a tool writes what several ranks hold for the first of them */
+    const loom_checkpoint_io io = loom_checkpoint_io_megatron(&io_config);
+    loom_model_config model = model_config(j->of.tied, j->at.ep > 0);
     loom_precision_config precision = precision_of(j);
     loom_optimizer_config optim = loom_optimizer_config_default();
     loom_optimizer_setup setup = {.schedule = loom_lr_config_default(), .steps = 9};
     loom_module *module;
+    config.checkpoint_io = &io;
     config.tensor_model_parallel_size = j->at.tp;
     config.pipeline_model_parallel_size = j->at.pp;
     config.virtual_pipeline_model_parallel_size = j->at.vpp;
+    config.context_parallel_size = j->at.cp ? j->at.cp : 1;
+    config.expert_model_parallel_size = j->at.ep ? j->at.ep : 1;
+    config.expert_tensor_parallel_size = j->at.etp;
+    config.sequence_parallel = j->at.ep && j->at.tp > 1;
     config.ddp_config.use_distributed_optimizer = config.ddp_config.overlap_grad_reduce = j->at.sharded;
     config.ddp_config.bucket_size = j->at.sharded ? 1500 : 0;
     optim.lr = 0.01;
@@ -133,7 +151,7 @@ static loom_status rank_body(loom_rank *rank, void *argument) {
 
 static void run_job(const place *at, const kind *of, const char *load, const char *save) {
     job j = {.at = *at, .of = *of, .load = load, .save = save};
-    must_run(at->tp * at->pp * at->dp, rank_body, &j);
+    must_run(ranks_of(at), rank_body, &j);
 }
 
 static void must(loom_status status, const char *what) {
@@ -142,7 +160,7 @@ static void must(loom_status status, const char *what) {
 }
 
 static void reshard(const char *in, const char *out, const place *at, const char *form, const char *what) {
-    enum { TEXTS = 8 };
+    enum { TEXTS = 12 };
     char texts[TEXTS][96];
     const char *overrides[TEXTS];
     loom_reshard_options options = {.optimizer_form = form};
@@ -154,12 +172,19 @@ static void reshard(const char *in, const char *out, const place *at, const char
     snprintf(texts[3], sizeof texts[3], "strategy.ddp.use_distributed_optimizer=%s", sharded);
     snprintf(texts[4], sizeof texts[4], "strategy.ddp.overlap_grad_reduce=%s", sharded);
     snprintf(texts[5], sizeof texts[5], "strategy.ddp.bucket_size=%s", at->sharded ? "1500" : "null");
-    snprintf(texts[6], sizeof texts[6], "ranks=%d", at->tp * at->pp * at->dp);
+    snprintf(texts[6], sizeof texts[6], "ranks=%d", ranks_of(at));
     snprintf(texts[7], sizeof texts[7], "strategy.dist_ckpt_optim_fully_reshardable=%s", at->fully ? "true" : "false");
+    snprintf(texts[8], sizeof texts[8], "strategy.expert_model_parallel_size=%d", at->ep ? at->ep : 1);
+    snprintf(texts[9], sizeof texts[9], "strategy.expert_tensor_parallel_size=%s",
+        at->etp == 0   ? "null"
+        : at->etp == 1 ? "1"
+                       : "2");
+    snprintf(texts[10], sizeof texts[10], "strategy.context_parallel_size=%d", at->cp ? at->cp : 1);
+    snprintf(texts[11], sizeof texts[11], "strategy.sequence_parallel=%s", at->ep && at->tp > 1 ? "true" : "false");
     for (int i = 0; i < TEXTS; i++)
         overrides[i] = texts[i];
     must(loom_checkpoint_reshard(in, out, overrides, TEXTS, &options, &outcome), what);
-    assert_int_equal(outcome.ranks, at->tp * at->pp * at->dp);
+    assert_int_equal(outcome.ranks, ranks_of(at));
     assert_int_equal(outcome.dropped_objects, 0);
 }
 
@@ -261,13 +286,23 @@ static void folder(char path[PATH], const char *name) {
     clear(path);
 }
 
-static const place places[] = {{1, 1, 0, 1, false, false}, {2, 1, 0, 1, true, false}, {1, 2, 0, 1, true, false},
-    {2, 2, 0, 1, false, false}, {2, 1, 0, 2, true, false}, {1, 2, 2, 1, true, false}, {1, 1, 0, 3, true, false},
-    {2, 1, 0, 2, true, true}};
+static const place places[] = {{.tp = 1, .pp = 1, .dp = 1}, {.tp = 2, .pp = 1, .dp = 1, .sharded = true},
+    {.tp = 1, .pp = 2, .dp = 1, .sharded = true}, {.tp = 2, .pp = 2, .dp = 1},
+    {.tp = 2, .pp = 1, .dp = 2, .sharded = true}, {.tp = 1, .pp = 2, .vpp = 2, .dp = 1, .sharded = true},
+    {.tp = 1, .pp = 1, .dp = 3, .sharded = true}, {.tp = 2, .pp = 1, .dp = 2, .sharded = true, .fully = true}};
+static const place with_experts[] = {{.tp = 1, .pp = 1, .dp = 1, .ep = 1, .sharded = true},
+    {.tp = 1, .pp = 1, .dp = 2, .ep = 2, .sharded = true},
+    {.tp = 2, .pp = 1, .dp = 2, .ep = 2, .etp = 2, .sharded = true},
+    {.tp = 2, .pp = 1, .dp = 2, .ep = 4, .etp = 1, .sharded = true},
+    {.tp = 1, .pp = 1, .dp = 2, .ep = 2, .cp = 2, .sharded = true},
+    {.tp = 1, .pp = 2, .dp = 2, .ep = 2, .sharded = true},
+    {.tp = 1, .pp = 1, .dp = 2, .ep = 1, .etp = 2, .sharded = true},
+    {.tp = 1, .pp = 1, .dp = 2, .ep = 2, .sharded = true, .fully = true}};
 enum { PLACES = sizeof places / sizeof *places };
+_Static_assert(sizeof with_experts == sizeof places, "as many");
 
 /* From every layout, or from one of each form, to all. */
-static void all_pairs(const kind *of, bool from_all) {
+static void all_pairs(const kind *of, const place *all, bool from_all) {
     char first[PATH], second[PATH], third[PATH], what[128];
     folder(first, "first");
     folder(second, "second");
@@ -275,12 +310,13 @@ static void all_pairs(const kind *of, bool from_all) {
     for (int a = 0; a < PLACES; a++) {
         if (!from_all && a != 3 && a != 6 && a != 7)
             continue;
-        run_job(&places[a], of, NULL, first);
+        run_job(&all[a], of, NULL, first);
         for (int b = 0; b < PLACES; b++) {
-            snprintf(what, sizeof what, "layout %d to %d, %s, %s%s", a, b, of->tied ? "tied" : "untied",
-                of->precision ? of->precision : "32", of->narrow ? ", gradients too" : "");
-            run_job(&places[b], of, first, second);
-            reshard(first, third, &places[b], NULL, what);
+            snprintf(what, sizeof what, "layout %d to %d, %s, %s%s%s", a, b, of->tied ? "tied" : "untied",
+                of->precision ? of->precision : "32", of->narrow ? ", gradients too" : "",
+                all->ep ? ", with experts" : "");
+            run_job(&all[b], of, first, second);
+            reshard(first, third, &all[b], NULL, what);
             same_checkpoint(second, third, what);
             clear(third);
         }
@@ -291,12 +327,12 @@ static void all_pairs(const kind *of, bool from_all) {
 
 static void a_resharded_checkpoint_is_what_a_run_would_have_written(void **state) {
     (void)state;
-    all_pairs(&(kind){0}, true);
+    all_pairs(&(kind){0}, places, true);
 }
 
 static void tied_embeddings_and_a_third_moment_too(void **state) {
     (void)state;
-    all_pairs(&(kind){.tied = true}, false);
+    all_pairs(&(kind){.tied = true}, places, false);
 }
 
 static void weights_of_16_bits_keep_their_masters_and_the_loss_scale(void **state) {
@@ -304,24 +340,29 @@ static void weights_of_16_bits_keep_their_masters_and_the_loss_scale(void **stat
         {.precision = "bf16-mixed", .narrow = true}, {.precision = "16-mixed", .loss_scale = 512}};
     (void)state;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        all_pairs(&kinds[i], false);
+        all_pairs(&kinds[i], places, false);
+}
+
+static void experts_too(void **state) {
+    (void)state;
+    all_pairs(&(kind){0}, with_experts, true);
+    all_pairs(&(kind){.precision = "16-mixed"}, with_experts, false);
 }
 
 /* Through another form of the optimizer nothing is lost. */
-static void every_form_of_the_optimizer_leads_back(void **state) {
+static void lead_back(const place *from, const place *through) {
     static const char *const forms[] = {"fully_reshardable", "whole", "dp_reshardable"};
     static const kind kinds[] = {{0}, {.precision = "bf16-mixed"}, {.precision = "16-mixed"}};
     char first[PATH], second[PATH], third[PATH], what[128];
-    (void)state;
     folder(first, "first");
     folder(second, "second");
     folder(third, "third");
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-        run_job(&places[4], &kinds[k], NULL, first);
+        run_job(from, &kinds[k], NULL, first);
         for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
             snprintf(what, sizeof what, "%s, %s", forms[i], kinds[k].precision ? kinds[k].precision : "32");
-            reshard(first, second, &places[2], forms[i], what);
-            reshard(second, third, &places[4], NULL, what);
+            reshard(first, second, through, forms[i], what);
+            reshard(second, third, from, NULL, what);
             same_checkpoint(first, third, what);
             clear(second);
             clear(third);
@@ -330,11 +371,18 @@ static void every_form_of_the_optimizer_leads_back(void **state) {
     clear(first);
 }
 
+static void every_form_of_the_optimizer_leads_back(void **state) {
+    (void)state;
+    lead_back(&places[4], &places[2]);
+    lead_back(&with_experts[2], &with_experts[5]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_resharded_checkpoint_is_what_a_run_would_have_written),
         cmocka_unit_test(tied_embeddings_and_a_third_moment_too),
         cmocka_unit_test(weights_of_16_bits_keep_their_masters_and_the_loss_scale),
+        cmocka_unit_test(experts_too),
         cmocka_unit_test(every_form_of_the_optimizer_leads_back),
     };
     return cmocka_run_group_tests_name("parallel.reshard_offline", tests, NULL, NULL);

@@ -4,6 +4,7 @@
 #include "parallel/support.h"
 #include "strategy/strategy.h"
 #include <math.h>
+#include <megaloom/checkpoint_io.h>
 #include <megaloom/state.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,13 +15,21 @@ enum { SEQUENCE = 8, VOCABULARY = 21, BEFORE = 2, AFTER = 5, GLOBAL = 12, SAMPLE
 
 typedef struct place {
     int tp, pp, vpp, dp;
-    bool plain; /* without the distributed optimizer */
+    bool plain;      /* without the distributed optimizer */
+    int ep, etp, cp; /* 0: 1, as tp, 1 */
 } place;
+
+enum { RANKS = 8 };
+
+static int ranks_of(const place *at) {
+    return at->tp * at->pp * at->dp * (at->cp ? at->cp : 1);
+}
 
 /* Which model, and how the optimizer is saved. */
 typedef struct way {
     const char *architecture;
     bool tied, fully;
+    bool together; /* checkpoint.parallel_load */
 } way;
 
 /* One run of a program. */
@@ -37,12 +46,17 @@ typedef struct job {
         float *values; /* weights and the optimizer's arrays, [count] */
         int64_t steps;
         int64_t consumed;
-    } states[4];
+    } states[RANKS];
 } job;
 
 static loom_model_config model_config(const way *by) {
     loom_model_config config = loom_model_config_default(by->architecture);
-    bool groups = strcmp(by->architecture, "llama") == 0;
+    bool groups = strcmp(by->architecture, "gpt2") != 0;
+    if (strcmp(by->architecture, "mixtral") == 0) {
+        config.moe.num_moe_experts = 4;
+        config.moe.moe_ffn_hidden_size = 12;
+        config.moe.moe_shared_expert_intermediate_size = 8;
+    }
     config.num_layers = 4;
     config.hidden_size = 16;
     config.ffn_hidden_size = 24;
@@ -67,13 +81,21 @@ typedef struct run {
 
 static loom_status start(loom_rank *rank, const job *j, run *r) {
     loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
+    loom_checkpoint_io_config io_config = loom_checkpoint_io_config_default();
+    io_config.parallel_load = j->by.together;
+    const loom_checkpoint_io io = loom_checkpoint_io_megatron(&io_config);
     loom_model_config model = model_config(&j->by);
     loom_optimizer_config optim = loom_optimizer_config_default();
     loom_optimizer_setup setup = {.schedule = loom_lr_config_default(), .steps = BEFORE + AFTER};
     loom_module *module;
+    config.checkpoint_io = &io;
     config.tensor_model_parallel_size = j->at.tp;
     config.pipeline_model_parallel_size = j->at.pp;
     config.virtual_pipeline_model_parallel_size = j->at.vpp;
+    config.context_parallel_size = j->at.cp ? j->at.cp : 1;
+    config.expert_model_parallel_size = j->at.ep ? j->at.ep : 1;
+    config.expert_tensor_parallel_size = j->at.etp;
+    config.sequence_parallel = j->at.ep && j->at.tp > 1;
     config.ddp_config.use_distributed_optimizer = config.ddp_config.overlap_grad_reduce = !j->at.plain;
     config.ddp_config.bucket_size = j->at.plain ? 0 : 1500;
     config.dist_ckpt_optim_fully_reshardable = j->by.fully;
@@ -193,17 +215,17 @@ static loom_status rank_body(loom_rank *rank, void *argument) {
 
 static job run_job(const place *at, const way *by, uint64_t seed, const char *load, const char *save, int after) {
     job j = {.at = *at, .by = *by, .seed = seed, .load = load, .save = save, .after = after};
-    must_run(at->tp * at->pp * at->dp, rank_body, &j);
+    must_run(ranks_of(at), rank_body, &j);
     return j;
 }
 
 static void free_job(job *j) {
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < RANKS; i++)
         free(j->states[i].values);
 }
 
 static void assert_same_bits(const job *a, const job *b, const char *what) {
-    for (int i = 0; i < a->at.tp * a->at.pp * a->at.dp; i++) {
+    for (int i = 0; i < ranks_of(&a->at); i++) {
         const struct job_state *x = &a->states[i], *y = &b->states[i];
         if (x->count != y->count || x->steps != y->steps || x->consumed != y->consumed)
             fail_msg("%s, rank %d: %lld elements, %lld updates, %lld samples; expected %lld, %lld, %lld", what, i,
@@ -239,8 +261,9 @@ static void folder(char path[PATH], const char *name) {
 
 /* ---- claims */
 
-static const place places[] = {{1, 1, 0, 1, false}, {2, 1, 0, 1, false}, {1, 2, 0, 1, false}, {2, 2, 0, 1, false},
-    {2, 1, 0, 2, false}, {1, 2, 2, 1, false}, {1, 1, 0, 3, false}};
+static const place places[] = {{.tp = 1, .pp = 1, .dp = 1}, {.tp = 2, .pp = 1, .dp = 1}, {.tp = 1, .pp = 2, .dp = 1},
+    {.tp = 2, .pp = 2, .dp = 1}, {.tp = 2, .pp = 1, .dp = 2}, {.tp = 1, .pp = 2, .vpp = 2, .dp = 1},
+    {.tp = 1, .pp = 1, .dp = 3}};
 enum { PLACES = sizeof places / sizeof *places };
 
 /* From a layout through another and back: nothing was lost on the way, and the run at the other one goes on alike. On
@@ -272,21 +295,49 @@ static void must_go_round(const place *from, int from_count, const place *throug
 static void every_pair_of_layouts_keeps_all_bits_and_goes_on_alike(void **state) {
     (void)state;
     for (int fully = 0; fully < 2; fully++)
-        must_go_round(places, PLACES, places, PLACES, &(way){"llama", false, fully});
+        must_go_round(places, PLACES, places, PLACES, &(way){"llama", false, fully, false});
 }
 
 /* With two copies of the word embeddings, also where the two ends of the model are chunks of interleaved stages. */
 static void tied_embeddings_keep_them_too(void **state) {
     (void)state;
     for (int fully = 0; fully < 2; fully++)
-        must_go_round(places, PLACES, places, PLACES, &(way){"gpt2", true, fully});
+        must_go_round(places, PLACES, places, PLACES, &(way){"gpt2", true, fully, false});
 }
 
 static void so_do_optimizers_that_are_not_distributed(void **state) {
-    static const place plain[] = {{1, 1, 0, 1, true}, {2, 1, 0, 2, true}, {1, 2, 2, 1, true}};
+    static const place plain[] = {{.tp = 1, .pp = 1, .dp = 1, .plain = true},
+        {.tp = 2, .pp = 1, .dp = 2, .plain = true}, {.tp = 1, .pp = 2, .vpp = 2, .dp = 1, .plain = true}};
     (void)state;
-    must_go_round(plain, 3, places, PLACES, &(way){"llama", true, false});
-    must_go_round(places + 4, 2, plain, 3, &(way){"llama", false, true});
+    must_go_round(plain, 3, places, PLACES, &(way){"llama", true, false, false});
+    must_go_round(places + 4, 2, plain, 3, &(way){"llama", false, true, false});
+}
+
+/* Experts shared out over 1, 2 and 4 ranks, each of them over 1 and 2, with whatever else cuts a model. */
+static const place with_experts[] = {{.tp = 1, .pp = 1, .dp = 1, .ep = 1}, {.tp = 1, .pp = 1, .dp = 2, .ep = 2},
+    {.tp = 2, .pp = 1, .dp = 2, .ep = 2, .etp = 2}, {.tp = 1, .pp = 1, .dp = 2, .ep = 2, .cp = 2},
+    {.tp = 2, .pp = 1, .dp = 2, .ep = 4, .etp = 1}, {.tp = 1, .pp = 1, .dp = 2, .ep = 1, .etp = 2},
+    {.tp = 1, .pp = 2, .vpp = 2, .dp = 2, .ep = 2}, {.tp = 2, .pp = 1, .dp = 4, .ep = 4, .etp = 2}};
+enum { WITH_EXPERTS = sizeof with_experts / sizeof *with_experts };
+
+static void models_with_experts_keep_them_too(void **state) {
+    (void)state;
+    for (int fully = 0; fully < 2; fully++)
+        must_go_round(with_experts + 1, 3, with_experts, WITH_EXPERTS, &(way){"mixtral", false, fully, false});
+}
+
+/* Ranks that hold the same experts are others than those that hold the same of the rest. */
+static void replicas_of_experts_read_them_together(void **state) {
+    (void)state;
+    must_go_round(with_experts + 1, 1, with_experts, WITH_EXPERTS, &(way){"mixtral", false, false, true});
+}
+
+static void experts_and_optimizers_that_are_not_distributed_do_too(void **state) {
+    static const place plain[] = {
+        {.tp = 1, .pp = 1, .dp = 2, .ep = 2, .plain = true}, {.tp = 2, .pp = 1, .dp = 1, .ep = 1, .plain = true}};
+    (void)state;
+    must_go_round(plain, 2, with_experts + 1, 3, &(way){"mixtral", false, false, false});
+    must_go_round(with_experts + 2, 2, plain, 2, &(way){"mixtral", false, true, false});
 }
 
 /* ---- what is refused, and what stays */
@@ -298,7 +349,7 @@ static bool keep_norms(void *context, const char *name) {
 
 static loom_status filtered_rank(loom_rank *rank, void *argument) {
     const char *path = argument;
-    job j = {.at = {2, 1, 0, 1, true}, .by = {.architecture = "llama"}, .seed = 1};
+    job j = {.at = {.tp = 2, .pp = 1, .dp = 1, .plain = true}, .by = {.architecture = "llama"}, .seed = 1};
     run r = {0};
     LOOM_TRY(start(rank, &j, &r));
     loom_state_item items[] = {
@@ -335,7 +386,7 @@ static void a_filter_chooses_what_is_stored(void **state) {
 /* A rank that cannot write makes no checkpoint, and the one that was there stays. */
 static loom_status blocked_rank(loom_rank *rank, void *argument) {
     const char *path = argument;
-    job j = {.at = {2, 1, 0, 1, true}, .by = {.architecture = "llama"}, .seed = 1};
+    job j = {.at = {.tp = 2, .pp = 1, .dp = 1, .plain = true}, .by = {.architecture = "llama"}, .seed = 1};
     char blocked[PATH + 32];
     run r = {0};
     struct stat found;
@@ -368,6 +419,9 @@ int main(void) {
         cmocka_unit_test(every_pair_of_layouts_keeps_all_bits_and_goes_on_alike),
         cmocka_unit_test(tied_embeddings_keep_them_too),
         cmocka_unit_test(so_do_optimizers_that_are_not_distributed),
+        cmocka_unit_test(models_with_experts_keep_them_too),
+        cmocka_unit_test(replicas_of_experts_read_them_together),
+        cmocka_unit_test(experts_and_optimizers_that_are_not_distributed_do_too),
         cmocka_unit_test(a_filter_chooses_what_is_stored),
         cmocka_unit_test(a_save_that_fails_leaves_what_was_there),
     };

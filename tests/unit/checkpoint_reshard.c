@@ -1,6 +1,7 @@
 /* What one layout writes, another reads: whole states are cut by the shard map of spec (which a plan does not use), put
  * into the chunks that the sharded state names, and read back by plans at another layout. */
 #include "checkpoint/reshard.h"
+#include "checkpoint/written.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,10 +24,12 @@ static void *make(size_t bytes) {
 
 typedef struct model {
     bool gated, tied, replicated;
+    int64_t every; /* this many layers one has experts; 0: none */
 } model;
 
 typedef struct world {
     int64_t tp, pp, vpp, dp;
+    int64_t ep, etp; /* of a model with experts */
 } world;
 
 typedef struct cut {
@@ -53,13 +56,17 @@ static loom_model_config config_of(const model *of) {
         .add_bias_linear = !of->gated,
         .replicate_query_groups = of->replicated,
         .share_embeddings_and_output_weights = of->tied,
-        .init_method_std = 0.02};
+        .init_method_std = 0.02,
+        .moe = {.num_moe_experts = of->every ? 4 : 0,
+            .moe_ffn_hidden_size = 20,
+            .moe_layer_freq = of->every,
+            .moe_shared_expert_intermediate_size = of->every > 1 ? 16 : 0}};
 }
 
 static cut make_cut(const model *of, const world *size) {
     cut made = {0};
     loom_model_config config = config_of(of);
-    must(loom__model_config_complete(&config, size->tp, false));
+    must(loom__model_config_complete(&config, size->tp, size->tp > 1));
     must(loom__model_spec_create(&config, &made.spec));
     loom_stage_split split = {
         .layers = LAYERS, .pipeline_model_parallel_size = size->pp, .virtual_pipeline_model_parallel_size = size->vpp};
@@ -71,10 +78,25 @@ static cut make_cut(const model *of, const world *size) {
         .tp = size->tp,
         .pp = size->pp,
         .dp = size->dp,
+        .etp = size->etp,
+        .ep = size->ep,
+        .edp = of->every ? size->tp * size->dp / (size->etp * size->ep) : 0,
         .chunks = chunks,
         .stages = made.stages,
         .bucket_size = 1500};
     return made;
+}
+
+/* Of rank `number`, tensor ranks first, then those of a pipeline. */
+static loom__sharded_place place_of(const loom__sharded_layout *layout, int64_t number) {
+    int64_t all = layout->tp * layout->dp, rank = number % all;
+    loom__sharded_place at = {.stage = number / all, .tp_rank = rank % layout->tp, .dp_rank = rank / layout->tp};
+    if (loom__layout_has_experts(layout)) {
+        at.etp_rank = rank % layout->etp;
+        at.ep_rank = rank / layout->etp % layout->ep;
+        at.edp_rank = rank / (layout->etp * layout->ep);
+    }
+    return at;
 }
 
 static void free_cut(cut *made) {
@@ -101,13 +123,15 @@ static loom_status fill_run(void *context, int64_t local, int64_t place, int64_t
 }
 
 /* A rank's local tensor, by the shard map of spec. */
-static double *local_tensor(const cut *of, int array, int64_t canonical, int64_t tp_rank, int64_t *count) {
+static double *local_tensor(
+    const cut *of, int array, int64_t canonical, const loom__sharded_place *at, int64_t *count) {
     const loom__parameter_descriptor *parameter = &of->spec->parameters[canonical];
-    int64_t shape[2];
-    loom__parameter_local_shape(of->spec, parameter, of->layout.tp, shape);
+    int64_t shape[2], tensor = loom__layout_tensor_size(&of->layout, parameter);
+    loom__parameter_local_shape(of->spec, parameter, tensor, shape);
     *count = shape[0] * shape[1];
     filling fill = {make((size_t)*count * sizeof(double)), array, canonical};
-    must(loom__parameter_shard_runs(of->spec, parameter, of->layout.tp, tp_rank, fill_run, &fill));
+    must(loom__parameter_shard_runs(
+        of->spec, parameter, tensor, loom__place_tensor_rank(at, parameter), fill_run, &fill));
     return fill.values;
 }
 
@@ -134,7 +158,7 @@ static int64_t tensor_of(written *to, const loom__state_entry *entry) {
 }
 
 static void write_entry(
-    written *to, const cut *of, const loom__part *part, const loom__state_entry *entry, int64_t tp_rank) {
+    written *to, const cut *of, const loom__part *part, const loom__state_entry *entry, const loom__sharded_place *at) {
     int64_t number = tensor_of(to, entry);
     loom__stored_tensor *tensor = &to->tensors[number];
     double ***data = &to->data[number];
@@ -150,7 +174,7 @@ static void write_entry(
         values[i] = -7.0; /* of a gap */
     if (entry->entry >= 0) {
         int64_t elements;
-        double *local = local_tensor(of, entry->array, part->entries[entry->entry].canonical, tp_rank, &elements);
+        double *local = local_tensor(of, entry->array, part->entries[entry->entry].canonical, at, &elements);
         assert_true(entry->at >= 0 && entry->at + entry->count <= elements);
         memcpy(values, local + entry->at, (size_t)entry->count * sizeof(double));
         free(local);
@@ -162,18 +186,16 @@ static void write_entry(
 
 static written write_all(const cut *of, const loom__sharded_options *options) {
     written to = {0};
-    for (int64_t stage = 0; stage < of->layout.pp; stage++) {
+    for (int64_t rank = 0; rank < of->layout.pp * of->layout.tp * of->layout.dp; rank++) {
+        loom__sharded_place at = place_of(&of->layout, rank);
         loom__part *part = NULL;
-        must(loom__sharded_part(&of->layout, stage, &part));
-        for (int64_t rank = 0; rank < of->layout.tp * of->layout.dp; rank++) {
-            loom__sharded_state *state = NULL;
-            int64_t tp_rank = rank % of->layout.tp;
-            must(loom__sharded_state_create(&of->layout, options, part, tp_rank, stage, rank / of->layout.tp, &state));
-            for (int64_t i = 0; i < state->count; i++)
-                if (loom__state_entry_is_main(&state->entries[i]) && !state->entries[i].object)
-                    write_entry(&to, of, part, &state->entries[i], tp_rank);
-            loom__sharded_state_destroy(state);
-        }
+        loom__sharded_state *state = NULL;
+        must(loom__sharded_part(&of->layout, at.stage, at.ep_rank, &part));
+        must(loom__sharded_state_create(&of->layout, options, part, &at, &state));
+        for (int64_t i = 0; i < state->count; i++)
+            if (loom__state_entry_is_main(&state->entries[i]) && !state->entries[i].object)
+                write_entry(&to, of, part, &state->entries[i], &at);
+        loom__sharded_state_destroy(state);
         loom__part_destroy(part);
     }
     return to;
@@ -211,15 +233,18 @@ static void run_copies(const loom__reshard_plan *plan, const written *from, doub
     }
 }
 
-static void read_rank(const cut *of, const loom__reshard_source *source, const written *from, int64_t stage,
-    int64_t tp_rank, bool optimizer) {
+/* The parameters of experts, or the others: a plan is for the tensor ranks of one kind. */
+static void read_kind(const cut *of, const loom__reshard_source *source, const written *from,
+    const loom__sharded_place *at, bool experts, bool optimizer) {
     loom__part *part = NULL;
-    must(loom__sharded_part(&of->layout, stage, &part));
+    must(loom__sharded_part(&of->layout, at->stage, at->ep_rank, &part));
     int64_t room = part->count * ARRAYS * 3, count = 0, elements;
     loom__reshard_want *wants = make((size_t)room * sizeof *wants);
     for (int64_t i = 0; i < part->count; i++) {
         int64_t canonical = part->entries[i].canonical;
-        free(local_tensor(of, 0, canonical, tp_rank, &elements));
+        if ((of->spec->parameters[canonical].expert >= 0) != experts)
+            continue;
+        free(local_tensor(of, 0, canonical, at, &elements));
         wants[count++] = (loom__reshard_want){.canonical = canonical, .count = elements, .at = 5};
         for (int third = 0; third < 3 && optimizer; third++)
             for (int array = 1; array < ARRAYS; array++)
@@ -229,15 +254,16 @@ static void read_rank(const cut *of, const loom__reshard_source *source, const w
     for (int64_t i = 0; i < count; i++)
         arrays[i] = make((size_t)(wants[i].count + 5) * sizeof(double));
     loom__reshard_plan *plan = NULL;
-    must(loom__reshard_plan_create(source, of->spec, of->layout.tp, tp_rank, wants, count, &plan));
+    must(loom__reshard_plan_create(source, of->spec, experts ? of->layout.etp : of->layout.tp,
+        experts ? at->etp_rank : at->tp_rank, wants, count, &plan));
     assert_int_equal(plan->missing_count, 0);
     run_copies(plan, from, arrays);
     for (int64_t i = 0; i < count; i++) {
-        double *wanted = local_tensor(of, wants[i].array, wants[i].canonical, tp_rank, &elements);
+        double *wanted = local_tensor(of, wants[i].array, wants[i].canonical, at, &elements);
         if (memcmp(arrays[i] + 5, wanted + wants[i].first, (size_t)wants[i].count * sizeof(double)) != 0)
             fail_msg("%s, array %d, from element %lld on, tp rank %lld of %lld, stage %lld of %lld",
                 of->spec->parameters[wants[i].canonical].name, wants[i].array, (long long)wants[i].first,
-                (long long)tp_rank, (long long)of->layout.tp, (long long)stage, (long long)of->layout.pp);
+                (long long)at->tp_rank, (long long)of->layout.tp, (long long)at->stage, (long long)of->layout.pp);
         free(wanted);
         free(arrays[i]);
     }
@@ -266,18 +292,21 @@ static void reshard(
     must(loom__reshard_source_create(to.spec, &state, options, &source));
     loom__reshard_leftover left = loom__reshard_source_leftover(source);
     assert_true(left.unexpected_count == 0 && left.misshaped_count == 0);
-    for (int64_t rank = 0; rank < to.layout.tp * to.layout.pp; rank++)
-        read_rank(
-            &to, source, &stored, rank / to.layout.tp, rank % to.layout.tp, options->form != LOOM__OPTIMIZER_ABSENT);
+    for (int64_t rank = 0; rank < to.layout.tp * to.layout.dp * to.layout.pp; rank++) {
+        loom__sharded_place at = place_of(&to.layout, rank);
+        for (int experts = 0; experts < (of->every ? 2 : 1); experts++)
+            read_kind(&to, source, &stored, &at, experts, options->form != LOOM__OPTIMIZER_ABSENT);
+    }
     loom__reshard_source_destroy(source);
     free_written(&stored);
     free_cut(&from);
     free_cut(&to);
 }
 
-static const model models[] = {{true, false, false}, {true, true, false}, {false, true, false}, {true, false, true}};
-static const world worlds[] = {
-    {1, 1, 0, 1}, {2, 1, 0, 1}, {1, 2, 0, 1}, {2, 2, 0, 1}, {2, 1, 0, 2}, {1, 2, 2, 1}, {1, 1, 0, 3}, {4, 2, 0, 2}};
+static const model models[] = {
+    {true, false, false, 0}, {true, true, false, 0}, {false, true, false, 0}, {true, false, true, 0}};
+static const world worlds[] = {{1, 1, 0, 1, 0, 0}, {2, 1, 0, 1, 0, 0}, {1, 2, 0, 1, 0, 0}, {2, 2, 0, 1, 0, 0},
+    {2, 1, 0, 2, 0, 0}, {1, 2, 2, 1, 0, 0}, {1, 1, 0, 3, 0, 0}, {4, 2, 0, 2, 0, 0}};
 
 static void every_layout_reads_what_every_other_wrote(void **state) {
     (void)state;
@@ -296,6 +325,60 @@ static void every_layout_reads_what_every_other_wrote(void **state) {
                     reshard(&models[m], from, to, &layers);
             }
         }
+}
+
+static void experts_are_read_at_other_expert_and_expert_tensor_sizes(void **state) {
+    (void)state;
+    static const model with[] = {{true, false, false, 1}, {true, true, false, 2}};
+    static const world sizes[] = {{1, 1, 0, 1, 1, 1}, {1, 1, 0, 2, 2, 1}, {2, 1, 0, 1, 1, 2}, {2, 1, 0, 2, 4, 1},
+        {1, 1, 0, 4, 2, 2}, {1, 2, 2, 2, 2, 1}, {2, 2, 0, 1, 2, 1}, {1, 1, 0, 6, 2, 1}};
+    enum { SIZES = sizeof sizes / sizeof *sizes };
+    static const loom__optimizer_form forms[] = {
+        LOOM__OPTIMIZER_WHOLE, LOOM__OPTIMIZER_FULLY_RESHARDABLE, LOOM__OPTIMIZER_DP_RESHARDABLE};
+    for (size_t m = 0; m < sizeof with / sizeof *with; m++)
+        for (int pair = 0; pair < SIZES * SIZES; pair++)
+            for (size_t f = 0; f < sizeof forms / sizeof *forms; f++) {
+                loom__sharded_options stacked = options_of(forms[f], false), apart = options_of(forms[f], true);
+                stacked.by_shard = true;
+                reshard(&with[m], &sizes[pair / SIZES], &sizes[pair % SIZES], &stacked);
+                if (f == 0)
+                    reshard(&with[m], &sizes[pair / SIZES], &sizes[pair % SIZES], &apart);
+            }
+}
+
+/* Megatron-Core does not say how experts were shared out: their groups and the columns of their weights do. */
+static void who_shared_experts_is_found_in_their_buckets(void **state) {
+    (void)state;
+    static const model of = {true, false, false, 1};
+    static const world sizes[] = {{1, 1, 0, 2, 2, 1}, {2, 1, 0, 2, 2, 2}, {2, 2, 0, 2, 4, 1}, {1, 1, 0, 4, 2, 2}};
+    loom__sharded_options options = options_of(LOOM__OPTIMIZER_DP_RESHARDABLE, false);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        cut from = make_cut(&of, &sizes[i]);
+        from.layout.bucket_size = loom__ddp_default_bucket_size(1);
+        written stored = write_all(&from, &options);
+        loom__written found = {0};
+        bool any = false;
+        must(loom__written_find(&from.spec->config, stored.tensors, stored.count, &found, &any));
+        assert_true(any);
+        assert_int_equal(found.layout.tp, sizes[i].tp);
+        assert_int_equal(found.layout.pp, sizes[i].pp);
+        assert_int_equal(found.layout.ep, sizes[i].ep);
+        assert_int_equal(found.layout.etp, sizes[i].etp);
+        loom__stored_state as_found = {.tensors = stored.tensors, .count = stored.count, .layout = &found.layout};
+        loom__reshard_source *source = NULL;
+        must(loom__reshard_source_create(from.spec, &as_found, &options, &source));
+        assert_int_equal(loom__reshard_source_leftover(source).unexpected_count, 0);
+        loom__reshard_source_destroy(source);
+        from.layout.ep = 3;
+        loom_error_clear();
+        assert_int_equal(
+            loom__written_from(&from.spec->config, stored.tensors, stored.count, &from.layout, &(loom__written){0}),
+            LOOM_ERR_FORMAT);
+        assert_non_null(strstr(loom_error_message(), "num_moe_experts 4"));
+        loom__written_free(&found);
+        free_written(&stored);
+        free_cut(&from);
+    }
 }
 
 /* ---- what is not there, or not as it should be */
@@ -353,7 +436,7 @@ static void a_missing_chunk_an_unknown_key_and_another_shape_are_listed(void **s
     loom__reshard_want *wants = make((size_t)s.of.spec->count * sizeof *wants);
     for (; count < s.of.spec->count; count++) {
         int64_t elements;
-        free(local_tensor(&s.of, 0, count, 1, &elements));
+        free(local_tensor(&s.of, 0, count, &(loom__sharded_place){.tp_rank = 1}, &elements));
         wants[count] = (loom__reshard_want){.canonical = count, .count = elements};
     }
     loom__reshard_plan *plan = NULL;
@@ -452,6 +535,8 @@ static void a_flattened_shard_is_found_by_its_place(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_layout_reads_what_every_other_wrote),
+        cmocka_unit_test(experts_are_read_at_other_expert_and_expert_tensor_sizes),
+        cmocka_unit_test(who_shared_experts_is_found_in_their_buckets),
         cmocka_unit_test(a_missing_chunk_an_unknown_key_and_another_shape_are_listed),
         cmocka_unit_test(chunks_over_each_other_or_outside_are_refused),
         cmocka_unit_test(buckets_need_the_layout_that_wrote_them),
