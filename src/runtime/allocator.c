@@ -158,6 +158,10 @@ static void join(block *before, block *b) {
         b->after->before = before;
 }
 
+void loom__allocator_forget_endpoint(loom__allocator *allocator) {
+    allocator->lent = NULL;
+}
+
 void loom__release(loom__allocator *allocator, void *memory) {
     /* The run has failed, and MPI may still write into buffers of messages that were given up. */
     if (!memory || (allocator->lent && *allocator->lent))

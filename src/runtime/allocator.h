@@ -12,6 +12,8 @@ void loom__allocator_destroy(loom__allocator *allocator);
 
 /* 64-byte aligned memory of at least `bytes` (0 gives a valid block). Contents undefined. */
 loom_status loom__allocate(loom__allocator *allocator, size_t bytes, void **memory);
+/* Before the rank's endpoint goes. */
+void loom__allocator_forget_endpoint(loom__allocator *allocator);
 /* Keeps the memory where the allocator's rank has lent buffers to MPI that it may still write to (endpoint->lent). */
 void loom__release(loom__allocator *allocator, void *memory);
 

@@ -47,7 +47,9 @@ loom_status loom__rank_open(loom_rank *rank, loom__endpoint *endpoint, int local
 void loom__rank_close(loom_rank *rank) {
     loom__profile_drop(rank);
     /* The endpoint goes first: other thread ranks may be reading this rank's memory until then, and MPI may write to it
-     * even later. */
+     * even later. The allocator, which may outlive it, asks it no more. */
+    if (rank->allocator)
+        loom__allocator_forget_endpoint(rank->allocator);
     if (loom__endpoint_destroy(rank->endpoint))
         loom__allocator_destroy(rank->allocator);
     loom__team_destroy(rank->team);
