@@ -54,6 +54,10 @@ static void check_ddp(const loom_megatron_strategy_config *strategy, loom__fault
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "strategy.ddp.align_grad_reduce: found true without strategy.ddp.overlap_grad_reduce, whose reductions it "
             "aligns; expected false");
+    if (!pytorch && ddp->align_param_gather && !ddp->overlap_param_gather)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.ddp.align_param_gather: found true without strategy.ddp.overlap_param_gather, whose gathers it "
+            "aligns; expected false");
     if (pytorch)
         check_unused_ddp(strategy, faults);
     const struct {

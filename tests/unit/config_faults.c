@@ -401,6 +401,12 @@ TEST(fields_of_the_wrapper_that_is_not_used_are_named) {
     config.ddp_config.num_distributed_optimizer_instances = 2;
     assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_OK);
     config = loom_megatron_strategy_config_default();
+    config.ddp_config.align_param_gather = true;
+    assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_ERR_CONFIG);
+    assert_string_equal(loom_error_message(),
+        "strategy.ddp.align_param_gather: found true without strategy.ddp.overlap_param_gather, whose gathers it "
+        "aligns; expected false");
+    config = loom_megatron_strategy_config_default();
     config.ddp = "pytorch";
     config.find_unused_parameters = config.gradient_as_bucket_view = true;
     assert_int_equal(loom_megatron_strategy_config_check(&config), LOOM_OK);
