@@ -1,6 +1,6 @@
 /* A module's parameters from a dict in memory, as torch.save keeps one: this rank's own tensors by their names. First
  * all of the dict is matched; only then anything is changed, so that an error leaves the module as it was. */
-#include "strategy/load.h"
+#include "strategy/state.h"
 #include <stdlib.h>
 
 /* What a parameter gets; NULL: nothing. */
