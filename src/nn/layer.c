@@ -281,7 +281,9 @@ static loom_status routed_experts(
     const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **output) {
     loom_tensor *probs = NULL, *rows = NULL, *narrow = NULL;
     loom__routed *routed = NULL;
-    loom_status status = loom__route_tokens(tape, normed, layer->router, &m->router, &probs, &routed);
+    loom__router_options options = m->router;
+    options.layer = layer->number;
+    loom_status status = loom__route_tokens(tape, normed, layer->router, &options, &probs, &routed);
     if (!status)
         status = loom__expert_dispatch(tape, normed, routed, &rows);
     if (!status)

@@ -357,6 +357,7 @@ void loom_parallel_destroy(loom_parallel *parallel) {
     unregister_optimizer(parallel);
     loom__optimizer_destroy(parallel->optimizer);
     loom__trace_free(parallel);
+    loom__router_collector_destroy(parallel->router_collector);
     loom__pipeline_destroy(parallel->pipeline);
     loom_schedule_list_free(&parallel->training.list);
     loom_schedule_list_free(&parallel->evaluation.list);

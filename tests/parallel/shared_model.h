@@ -17,7 +17,7 @@ typedef struct shared_case {
     int64_t inner;    /* ranks of the inner level of a2a+p2p */
     int64_t groups;   /* query groups; 0 = all 12 heads */
     int64_t window;
-    bool documents, sp, sharded, learned, average, selective;
+    bool documents, sp, sharded, learned, average, selective, full;
     double dropout;
     /* Of experts: 0 of them = a dense model. ep ranks share them, etp ranks share each (0 = tp). */
     int experts, topk, ep, etp, freq, shared_width;
@@ -100,7 +100,7 @@ static inline loom_model_config model_of(const shared_case *c) {
     config.init_method_std = 0.05;
     config.window_size = c->window;
     config.hidden_dropout = config.attention_dropout = c->dropout;
-    config.recompute = c->selective ? LOOM_RECOMPUTE_SELECTIVE : LOOM_RECOMPUTE_NONE;
+    config.recompute = c->full ? LOOM_RECOMPUTE_FULL : c->selective ? LOOM_RECOMPUTE_SELECTIVE : LOOM_RECOMPUTE_NONE;
     if (c->type)
         config.parallel.cp_comm_type = c->type;
     if (c->experts)
@@ -258,7 +258,7 @@ static inline shared_case on_one_rank(const shared_case *given) {
     alone.ranks = alone.cp = alone.tp = alone.pp = alone.ep = 1;
     alone.vpp = alone.etp = 0;
     alone.schedule = NULL;
-    alone.sp = alone.sharded = alone.average = alone.selective = false;
+    alone.sp = alone.sharded = alone.average = alone.selective = alone.full = false;
     return alone;
 }
 
