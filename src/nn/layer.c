@@ -287,6 +287,7 @@ static loom_status routed_experts(
     loom__routed *routed = NULL;
     loom__router_options options = m->router;
     options.memory = layer->router_memory;
+    options.layer = layer->number;
     loom_status status = loom__route_tokens(tape, normed, layer->router, &options, &probs, &routed);
     if (!status)
         status = loom__expert_dispatch(tape, normed, routed, &rows);

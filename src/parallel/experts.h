@@ -9,6 +9,7 @@
 #define PARALLEL_EXPERTS_H
 
 #include "moe/router.h"
+#include "moe/statistics.h"
 #include <megaloom/tensor.h>
 
 typedef struct loom__expert_groups {
@@ -59,6 +60,9 @@ typedef struct loom__router_options {
     bool balance_per_sequence;
     loom_comm *balance_group;
     loom__router_memory *memory; /* of the layer; counted where the tape records a training; NULL: none */
+    /* Where a microbatch of a training is added, as one of layer `layer`; borrowed; NULL: nowhere. */
+    loom__router_collector *collector;
+    int64_t layer;
 } loom__router_options;
 
 /* x [s, b, h] (this rank's rows), weight [experts, h]. *probs [s*b, experts] F32: the weights of the experts, to be
