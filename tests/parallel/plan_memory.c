@@ -65,6 +65,9 @@ static const memory_case cases[] = {
     {"experts in bf16, a shared one, layers without, recomputed",
         {"ranks=4", EXPERTS, "strategy.expert_model_parallel_size=2", "precision=bf16-mixed", "model.moe_layer_freq=2",
             "model.moe_shared_expert_intermediate_size=352", "model.recompute=full"}},
+    {"experts over 2, with a shared one, recomputed without the rest of their layers",
+        {"ranks=2", EXPERTS, "strategy.expert_model_parallel_size=2", "model.moe_shared_expert_intermediate_size=352",
+            "model.moe_layer_recompute=true"}},
     {"qwen3 in bf16, deep", {"ranks=1", "model.architecture=qwen3", "precision=bf16-mixed", "model.num_layers=12"}},
 };
 enum { CASES = sizeof cases / sizeof *cases };

@@ -23,6 +23,7 @@ typedef struct shared_case {
     int experts, topk, ep, etp, freq, shared_width;
     const char *dispatcher, *balance, *score, *schedule;
     double coefficient, z, capacity;
+    bool experts_again;                             /* moe_layer_recompute */
     bool pre_softmax, by_position, padded, starved; /* starved: the router sends every token to expert 0 (and 1) */
     const char *precision;
     int64_t micro, length; /* length: of a sequence; 0 = S */
@@ -85,6 +86,7 @@ static inline void set_experts(const shared_case *c, loom_model_config *config) 
     if (c->by_position)
         moe->moe_token_drop_policy = "position";
     moe->moe_pad_expert_input_to_capacity = c->padded;
+    moe->moe_layer_recompute = c->experts_again;
 }
 
 static inline loom_model_config model_of(const shared_case *c) {
@@ -258,7 +260,7 @@ static inline shared_case on_one_rank(const shared_case *given) {
     alone.ranks = alone.cp = alone.tp = alone.pp = alone.ep = 1;
     alone.vpp = alone.etp = 0;
     alone.schedule = NULL;
-    alone.sp = alone.sharded = alone.average = alone.selective = alone.full = false;
+    alone.sp = alone.sharded = alone.average = alone.selective = alone.full = alone.experts_again = false;
     return alone;
 }
 
