@@ -126,7 +126,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
 static loom_status find_vocabulary(void *context, loom_run_config *config) {
     (void)context;
     loom_tokenizer *tokenizer = NULL;
-    if (config->model.config.vocab_size > 0 || config->model.hf || config->model.from)
+    if (config->model.config.vocab_size > 0 || config->model.hf || config->model.from || !config->data.tokenizer)
         return LOOM_OK;
     loom_status status = loom_cli_open_tokenizer(config, &tokenizer);
     loom_tokenizer_destroy(tokenizer);
@@ -229,8 +229,7 @@ static loom_status plan_translated(plan_request *request, const loom_plan_transl
         .source = name,
         .translated = translation->override_count,
         .faults = translation->faults,
-        /* What tokenizer another program's file means is not known here. */
-        .prepare = translation->override_count > 0 ? NULL : find_vocabulary};
+        .prepare = find_vocabulary};
     LOOM_TRY(join(request, translation, &overrides));
     loom_status status = loom_run_config_load_planned(request->run.path, overrides,
         translation->override_count + request->run.override_count, &check, &config, &not_built);

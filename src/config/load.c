@@ -426,7 +426,9 @@ static void finish_fields(loader *load) {
     if (config->model.hf && config->model.from)
         loom__faults_add(
             &load->faults, LOOM_ERR_CONFIG, "model.from: the model is that of model.hf; leave one of the two out");
-    if (config->model.config.architecture && !config->model.hf && config->model.config.vocab_size == 0 &&
+    /* Which tokenizer another program's file means is not known. */
+    bool translated = load->plan && load->plan->translated > 0 && !config->data.tokenizer;
+    if (config->model.config.architecture && !config->model.hf && config->model.config.vocab_size == 0 && !translated &&
         (!config->data.tokenizer || strcmp(config->data.tokenizer, "byte") == 0))
         config->model.config.vocab_size = LOOM_BYTE_VOCABULARY;
 }
