@@ -1,7 +1,7 @@
 /* Two runs beside each other. The verdict is about the losses, step by step: rounding begins small, and grows out of
- * what is there, or as it does in runs that differ by rounding alone; and about the gradient norm of a first step, whose
- * weights are the same (run.h says the bounds). Invariant: what is beyond the bound once stays the answer, however the
- * runs go on. */
+ * what is there, or as it does in runs that differ by rounding alone; and about the gradient norm of a first step,
+ * whose weights are the same (run.h says the bounds). Invariant: what is beyond the bound once stays the answer,
+ * however the runs go on. */
 #include "base/yaml.h"
 #include "report/run.h"
 #include <math.h>
@@ -63,10 +63,10 @@ static bool next_common(common_steps *at, const loom_step_report **x, const loom
 }
 
 static loom_status no_common(const loom_run_record *a, const loom_run_record *b) {
-    return loom_fail(LOOM_ERR_ARGUMENT,
-        "%s and %s have no step in common: found steps %lld to %lld, and %lld to %lld", a->folder, b->folder,
-        (long long)(a->count ? a->reports[0].step : 0), (long long)(a->count ? a->reports[a->count - 1].step : 0),
-        (long long)(b->count ? b->reports[0].step : 0), (long long)(b->count ? b->reports[b->count - 1].step : 0));
+    return loom_fail(LOOM_ERR_ARGUMENT, "%s and %s have no step in common: found steps %lld to %lld, and %lld to %lld",
+        a->folder, b->folder, (long long)(a->count ? a->reports[0].step : 0),
+        (long long)(a->count ? a->reports[a->count - 1].step : 0), (long long)(b->count ? b->reports[0].step : 0),
+        (long long)(b->count ? b->reports[b->count - 1].step : 0));
 }
 
 /* Bounds that one measured run allows; where another allows more they stay. */
@@ -109,7 +109,8 @@ loom_status loom__runs_apart(const loom_run_record *a, const loom_run_record *b,
     for (int64_t k = 0; k < noise_count; k++)
         allow(steps, count, a, noise[k]);
     for (int64_t i = 0; i < count && noise_count; i++)
-        steps[i].bound = isnan(steps[i].bound) ? NAN : fmax(steps[i].bound, LOOM_NOISE_FLOOR * unit_roundoff(precision));
+        steps[i].bound =
+            isnan(steps[i].bound) ? NAN : fmax(steps[i].bound, LOOM_NOISE_FLOOR * unit_roundoff(precision));
     *out = steps;
     *out_count = count;
     return LOOM_OK;

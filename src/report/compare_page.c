@@ -74,9 +74,9 @@ static json_t *facts_of(const loom_run_difference *d) {
                                      loom__html_format("%" PRId64 " to %" PRId64, d->first, d->last)));
     json_array_append_new(facts, json_pack("[s, o, o]", "Equal bits", loom__html_format("%" PRId64, d->equal),
                                      loom__html_format("of %" PRId64 " losses", d->common)));
-    json_array_append_new(facts, json_pack("[s, o, o]", "First difference", loom__html_format("%.2e", d->begin),
+    json_array_append_new(facts, json_pack("[s, o, o]", "First difference", loom__html_format("%.3g", d->begin),
                                      loom__html_format("relative, step %" PRId64, d->first)));
-    json_array_append_new(facts, json_pack("[s, o, o]", "Largest difference", loom__html_format("%.2e", d->largest),
+    json_array_append_new(facts, json_pack("[s, o, o]", "Largest difference", loom__html_format("%.3g", d->largest),
                                      loom__html_format("relative, step %" PRId64, d->largest_step)));
     return facts;
 }

@@ -320,6 +320,61 @@ TEST(what_a_reader_must_know_stands_above_the_curves) {
     remove_folder(folder);
 }
 
+static const char *fact_of(const json_t *data, const char *name, size_t part) {
+    size_t i;
+    const json_t *fact;
+    json_array_foreach(
+        json_object_get(data, "facts"), i, fact) if (strcmp(json_string_value(json_array_get(fact, 0)), name) ==
+                                                     0) return json_string_value(json_array_get(fact, part));
+    return "";
+}
+
+TEST(the_factors_of_a_layout_are_all_named) {
+    static const char text[] = "ranks: 8\nsteps: 1\n"
+                               "model: {architecture: mixtral, num_layers: 2, hidden_size: 32, num_attention_heads: 4, "
+                               "seq_length: 16, vocab_size: 64, num_moe_experts: 4}\n"
+                               "strategy: {tensor_model_parallel_size: 2, sequence_parallel: true, "
+                               "context_parallel_size: 2, expert_model_parallel_size: 4, "
+                               "expert_tensor_parallel_size: 1}\ndata: {kind: mock}\n";
+    loom_run_record run = {.folder = (char *)"run", .test_loss = NAN, .facts = {.ranks = 8, .threads = 1}};
+    (void)state;
+    assert_int_equal(loom_run_config_from_text("run.yaml", text, sizeof text - 1, NULL, 0, &run.config), LOOM_OK);
+    char *page = page_of(&run, 0);
+    json_t *data = data_of(page);
+    assert_string_equal(fact_of(data, "Layout", 1), "2 × 2 × 1 × 2");
+    assert_string_equal(fact_of(data, "Layout", 2),
+        "tensor × context × pipeline × data, sequence parallel, experts etp 1 × ep 4 × edp 2");
+    json_decref(data);
+    free(page);
+    loom_run_config_destroy(run.config);
+}
+
+TEST(numbers_of_any_size_stay_short_and_the_last_one_is_exact) {
+    enum { STEPS = 1000 };
+    loom_step_report reports[STEPS];
+    loom_run_record run = {.folder = (char *)"run", .reports = reports, .count = STEPS, .test_loss = NAN};
+    (void)state;
+    for (int64_t i = 0; i < STEPS; i++)
+        reports[i] = (loom_step_report){.step = i + 1,
+            .loss = i == 0 ? 1e30 : (double)i,
+            .tokens_per_second = 1.2e6,
+            .seconds = 1,
+            .grad_norm = NAN,
+            .validation_loss = NAN};
+    run.facts.gemm_rate = NAN;
+    char *page = page_of(&run, 10);
+    json_t *data = data_of(page);
+    assert_string_equal(fact_of(data, "Throughput", 1), "1.2M tokens/s");
+    assert_string_equal(fact_of(data, "Tokens", 1), "1.2G");
+    assert_string_equal(fact_of(data, "Loss", 1), "999.0000");
+    assert_string_equal(fact_of(data, "Loss", 2), "1e+30 at step 1");
+    const json_t *last = curve_of(data, "Loss", 0, "last"); /* of ten stretches the last has the mean 949.5 */
+    assert_int_equal(json_integer_value(json_array_get(last, 0)), STEPS);
+    assert_true(json_number_value(json_array_get(last, 1)) == 999);
+    json_decref(data);
+    free(page);
+}
+
 /* A million steps; the numbers are put into the record directly, since reading a million lines takes seconds. */
 TEST(of_a_million_steps_each_extreme_is_in_the_curve) {
     enum { STEPS = 1000000, POINTS = 500 };
@@ -413,6 +468,38 @@ TEST(a_rank_is_picked_out_with_the_members_of_its_groups) {
     char *html = picture_of(&sizes, 5, true);
     assert_non_null(strstr(html, "\"rank\":5"));
     assert_non_null(strstr(html, "default-src 'none'"));
+    free(html);
+}
+
+/* How many colours the cells of a kind's panel have. */
+static int64_t colours_of(const char *svg, const char *kind) {
+    char key[64], seen[4096] = "";
+    int64_t count = 0;
+    snprintf(key, sizeof key, "data-kind=\"%s\"", kind);
+    const char *at = strstr(svg, key), *end = strstr(at, "rm-panel");
+    assert_non_null(at);
+    for (; (at = strstr(at, "fill=\"#")) && (!end || at < end); at++) {
+        char colour[16];
+        snprintf(colour, sizeof colour, "%.7s;", at + 6);
+        count += !strstr(seen, colour);
+        if (!strstr(seen, colour))
+            strcat(seen, colour);
+    }
+    return count;
+}
+
+TEST(groups_have_colours_of_their_own_and_experts_are_told) {
+    loom_parallel_sizes sizes = loom_parallel_sizes_default(32);
+    (void)state;
+    sizes.tensor = 2;
+    sizes.expert = 4;
+    sizes.expert_tensor = 1;
+    char *svg = picture_of(&sizes, -1, false), *html = picture_of(&sizes, -1, true);
+    assert_int_equal(colours_of(svg, "tp"), 16);
+    assert_int_equal(colours_of(svg, "ep"), 8);
+    assert_non_null(strstr(svg, ">32 ranks = tp 2 × cp 1 × dp 16 × pp 1, experts etp 1 × ep 4 × edp 8<"));
+    assert_non_null(strstr(html, "pipeline 1, experts etp 1"));
+    free(svg);
     free(html);
 }
 
@@ -604,9 +691,12 @@ int main(void) {
         cmocka_unit_test(a_page_asks_for_nothing_from_elsewhere),
         cmocka_unit_test(a_run_of_one_step_and_one_without_any_have_a_page),
         cmocka_unit_test(what_a_reader_must_know_stands_above_the_curves),
+        cmocka_unit_test(the_factors_of_a_layout_are_all_named),
+        cmocka_unit_test(numbers_of_any_size_stay_short_and_the_last_one_is_exact),
         cmocka_unit_test(of_a_million_steps_each_extreme_is_in_the_curve),
         cmocka_unit_test(a_panel_for_each_kind_of_group_holds_every_rank_once),
         cmocka_unit_test(a_rank_is_picked_out_with_the_members_of_its_groups),
+        cmocka_unit_test(groups_have_colours_of_their_own_and_experts_are_told),
         cmocka_unit_test(a_picture_of_too_many_ranks_or_of_none_is_refused),
         cmocka_unit_test(noise_grows_out_of_noise_and_a_fault_does_not),
         cmocka_unit_test(losses_that_cross_hide_nothing_that_the_norms_show),
