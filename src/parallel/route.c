@@ -248,6 +248,8 @@ static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weigh
     state->scale = options->own_loss_scale;
     LOOM_TRY(create_routed(tokens, options, &state->routed));
     LOOM_TRY(logits_of(tape, x, weight, tokens, h, experts, logits));
+    if (options->random_logits)
+        loom__random_logits(&options->noise, tokens, x->shape[1], experts, loom_tensor_f32(*logits));
     const float *values = loom_tensor_f32(*logits);
     const float *bias = options->memory ? options->memory->bias : NULL;
     LOOM_TRY(loom__route(&state->router, tokens, values, bias, options->training, &state->routed->routing));

@@ -145,6 +145,11 @@ void loom__model_config_complete_experts(
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "moe_aux_loss_coeff: found %g with moe_router_load_balancing_type sinkhorn, expected 0",
             moe->moe_aux_loss_coeff[0]);
+    if (moe->moe_apply_probs_on_input && router.topk != 1)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "moe_apply_probs_on_input: found true with moe_router_topk %" PRId64
+            ", expected 1: a row has the weight of one expert",
+            router.topk);
     if (router.pad_to_capacity && !(router.capacity_factor > 0))
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "moe_pad_expert_input_to_capacity: found true without moe_expert_capacity_factor, which gives the "
