@@ -46,7 +46,7 @@ static loom_status create_routed(int64_t tokens, const loom__router_options *opt
         .tokens = tokens,
         .experts = experts,
         .groups = options->groups,
-        .routing = {malloc(cells * sizeof(float)), malloc(cells), malloc(cells), 0},
+        .routing = {malloc(cells * sizeof(float)), malloc(cells), malloc(cells), 0, NULL},
         .counts = calloc(columns, sizeof(int64_t)),
         .first_expert = experts / ep * place,
         .local_experts = experts / ep,
