@@ -47,6 +47,9 @@ typedef struct loom_forward {
     /* The weight of a loss of the module's own (which is a mean over the positions of a microbatch): its gradient is
      * multiplied by this. 0 without a backward. */
     double own_loss_scale;
+    /* Where the routers of a module of loom_gpt_create add what they decide (loom_parallel_collect_router_statistics);
+     * NULL: nowhere. */
+    struct loom__router_collector *router_collector;
     loom_tensor *
         *logits; /* not NULL: the last stage also hands out its logits [s, b, v/tp]; the caller releases them */
 } loom_forward;

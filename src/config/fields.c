@@ -282,7 +282,8 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, MOE(moe_permute_fusion), "false", DOC("true and false are the same: rows are moved once")),
     EXPAND(BOOL, MOE(moe_apply_probs_on_input), "false", DOC("weights before the expert, of moe_router_topk 1 alone")),
     EXPAND(BOOL, MOE(moe_layer_recompute), "false", NONE_YET(experts), DOC("recompute expert layers")),
-    EXPAND(BOOL, MOE(moe_per_layer_logging), "false", NONE_YET(experts), DOC("router numbers of each layer")),
+    EXPAND(BOOL, MOE(moe_per_layer_logging), "false",
+        DOC("metrics tell of each layer's router, not of all together alone")),
 
     EXPAND(INT, STRATEGY(tensor_model_parallel_size), "1", FROM(1), DOC("ranks that share each layer")),
     EXPAND(INT, STRATEGY(pipeline_model_parallel_size), "1", FROM(1), DOC("stages, each with a part of the layers")),

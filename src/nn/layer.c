@@ -287,6 +287,7 @@ static loom_status route(const loom__layer *layer, loom_tape *tape, const loom__
     loom_tensor **probs, loom__routed **routed) {
     loom__router_options options = m->router;
     options.memory = layer->router_memory;
+    options.layer = layer->number;
     options.noise = (loom__router_noise){m->seed, layer->number, m->sample, loom__row_positions(m)};
     if (!(options.jitter > 0))
         return loom__route_tokens(tape, normed, layer->router, &options, probs, routed);

@@ -9,6 +9,7 @@
 #define PARALLEL_EXPERTS_H
 
 #include "moe/router.h"
+#include "moe/statistics.h"
 #include <megaloom/tensor.h>
 
 typedef struct loom__expert_groups {
@@ -81,6 +82,9 @@ typedef struct loom__router_options {
     loom_comm *balance_group;
     loom_comm *step_group;       /* balance_group of all data ranks together; NULL: this rank alone */
     loom__router_memory *memory; /* of the layer; counted where the tape records a training; NULL: none */
+    /* Where a microbatch of a training is added, as one of layer `layer`; borrowed; NULL: nowhere. */
+    loom__router_collector *collector;
+    int64_t layer;
 } loom__router_options;
 
 /* y [s, b, h] = x * u, u uniform in [1 - eps, 1 + eps] for each element. Local. */

@@ -239,6 +239,41 @@ static loom_status balance(const loom__router_options *options, const loom_tenso
     return LOOM_OK;
 }
 
+/* The losses have no value in the forward but this one. */
+static loom_status losses_of(
+    const loom__router_options *options, const route_state *state, const float *logits, loom__router_losses *losses) {
+    static const loom_router_loss names[LOOM__BALANCES] = {[LOOM__BALANCE_MICROBATCH] = LOOM_ROUTER_LOAD_BALANCING,
+        [LOOM__BALANCE_SEQUENCE] = LOOM_ROUTER_SEQ_LOAD_BALANCING,
+        [LOOM__BALANCE_GLOBAL] = LOOM_ROUTER_GLOBAL_LOAD_BALANCING};
+    const loom__routed *r = state->routed;
+    for (int kind = 0; kind < LOOM__BALANCES; kind++) {
+        const struct balance_loss *b = &state->balance[kind];
+        losses->has[names[kind]] = b->weights != NULL;
+        if (!b->weights)
+            continue;
+        LOOM_TRY(loom__balance_loss(&b->of, logits, b->weights, 0, &losses->part[names[kind]], NULL));
+        losses->part[names[kind]] /= options->balance_coefficient[kind];
+    }
+    losses->has[LOOM_ROUTER_Z] = state->z_coefficient > 0;
+    if (state->z_coefficient > 0) {
+        loom__router_z_loss(
+            r->tokens, r->experts, logits, NULL, state->z_coefficient, 0, &losses->part[LOOM_ROUTER_Z], NULL);
+        losses->part[LOOM_ROUTER_Z] /= options->z_coefficient;
+    }
+    return LOOM_OK;
+}
+
+/* A recomputation comes by twice, and records once. */
+static loom_status collect(
+    const loom_tape *tape, const loom__router_options *options, const route_state *state, const float *logits) {
+    loom__router_losses losses = {{false}, {0}};
+    if (!options->collector || !options->training || !loom_tape_records(tape))
+        return LOOM_OK;
+    LOOM_TRY(losses_of(options, state, logits, &losses));
+    return loom__router_collector_add(
+        options->collector, options->layer, state->routed->tokens, &state->routed->routing, &losses);
+}
+
 /* x is read, and its routing decided; *logits [tokens, experts]. */
 static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weight, const loom__router_options *options,
     route_state *state, loom_tensor **logits) {
@@ -261,6 +296,7 @@ static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weigh
     for (int kind = 0; kind < LOOM__BALANCES && options->training && loom_tape_records(tape); kind++)
         if (options->balance_coefficient[kind] > 0)
             LOOM_TRY(balance(options, x, values, state, (loom__balance_kind)kind));
+    LOOM_TRY(collect(tape, options, state, values));
     return plan_rows(state->routed);
 }
 
