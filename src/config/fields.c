@@ -260,7 +260,7 @@ const loom__field loom__fields[] = {
     EXPAND(NAMES, MOE(moe_router_load_balancing_type), LOOM_MOE_BALANCES, "aux_loss", balances,
         DOC("aux_loss, seq_aux_loss, global_aux_loss or a list of them; sinkhorn, none")),
     EXPAND(STRING, MOE(moe_router_score_function), "softmax", DOC("softmax, sigmoid")),
-    EXPAND(STRING, MOE(moe_router_dtype), "null", NULLABLE, DOC("of routing")),
+    EXPAND(STRING, MOE(moe_router_dtype), "null", NULLABLE, DOC("of logits and routing: fp32, fp64; null: fp32")),
     EXPAND(STRING, MOE(moe_token_dispatcher_type), "allgather", DOC("allgather, alltoall")),
     EXPAND(STRING, MOE(moe_token_drop_policy), "probs", DOC("probs, position")),
     EXPAND(REAL, MOE(moe_router_topk_scaling_factor), "null", NULLABLE, ABOVE(0), DOC("of routing weights")),

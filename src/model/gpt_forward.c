@@ -31,6 +31,7 @@ loom__router_options loom__gpt_router_options(const loom__gpt *gpt, bool trainin
         .groups = {environment->expert_group, slices, environment->experts_group,
             moe->moe_token_dispatcher_type && strcmp(moe->moe_token_dispatcher_type, "allgather") == 0},
         .training = training,
+        .in_double = moe->moe_router_dtype && strcmp(moe->moe_router_dtype, "fp64") == 0,
         .random_logits = moe->moe_router_force_load_balancing,
         .weigh_input = moe->moe_apply_probs_on_input,
         .jitter = training ? moe->moe_input_jitter_eps : 0,

@@ -72,6 +72,7 @@ typedef struct loom__router_options {
     loom__router router;
     loom__expert_groups groups;
     bool training;
+    bool in_double;     /* logits, the choice, weights and losses; the weights that go on are rounded to fp32 */
     bool random_logits; /* normal ones in place of x W^T, whose gradient goes back as if they were x W^T */
     bool weigh_input;   /* for whoever dispatches: loom__weigh_tokens */
     double jitter;      /* for whoever has x: loom__router_jitter; 0 = none */
@@ -90,8 +91,8 @@ typedef struct loom__router_options {
 /* y [s, b, h] = x * u, u uniform in [1 - eps, 1 + eps] for each element. Local. */
 loom_status loom__router_jitter(
     loom_tape *tape, loom_tensor *x, double eps, const loom__router_noise *noise, loom_tensor **output);
-/* logits [tokens, experts], standard normal. */
-void loom__random_logits(const loom__router_noise *noise, int64_t tokens, int64_t b, int64_t experts, float *logits);
+/* logits [s*b, experts], F32 or F64: standard normal. LOOM_ERR_MEMORY. */
+loom_status loom__random_logits(const loom__router_noise *noise, int64_t b, loom_tensor *logits);
 
 /* x [s, b, h] (this rank's rows), weight [experts, h]. *probs [s*b, experts] F32: the weights of the experts, to be
  * given to loom__expert_combine. *routed: loom__routed_release. Collective over groups.all, and over balance_group

@@ -17,20 +17,6 @@ static int64_t position_of(const loom_positions *rows, int64_t row) {
     return row < rows->turn ? rows->first + row : rows->second + row - rows->turn;
 }
 
-static float get(loom_dtype dtype, const void *row, int64_t c) {
-    if (dtype == LOOM_F32)
-        return ((const float *)row)[c];
-    uint16_t narrow = ((const uint16_t *)row)[c];
-    return dtype == LOOM_BF16 ? loom_bf16_to_f32(narrow) : loom_f16_to_f32(narrow);
-}
-
-static void put(loom_dtype dtype, void *row, int64_t c, float value) {
-    if (dtype == LOOM_F32)
-        ((float *)row)[c] = value;
-    else
-        ((uint16_t *)row)[c] = dtype == LOOM_BF16 ? loom_f32_to_bf16(value) : loom_f32_to_f16(value);
-}
-
 /* ---- noise on the input ---- */
 
 typedef struct jitter_state {
@@ -59,7 +45,7 @@ static void jitter_item(void *argument, int64_t item, int worker) {
             const loom__philox words = loom__dropout_words(&row, (uint32_t)(c / 4));
             for (int64_t k = c; k < c + 4 && k < h; k++) {
                 double factor = 1 + work->state->eps * (((double)words.word[k - c] + 0.5) * 0x1p-31 - 1);
-                put(work->to->dtype, to, k, (float)factor * get(work->from->dtype, from, k));
+                loom__row_put(work->to->dtype, to, k, (float)factor * loom__row_get(work->from->dtype, from, k));
             }
         }
     }
@@ -121,12 +107,25 @@ loom_status loom__router_jitter(
 
 /* ---- logits ---- */
 
-void loom__random_logits(const loom__router_noise *noise, int64_t tokens, int64_t b, int64_t experts, float *logits) {
+/* One token's at a time, in fp32 whatever the logits are. */
+loom_status loom__random_logits(const loom__router_noise *noise, int64_t b, loom_tensor *logits) {
+    const int64_t tokens = logits->shape[0], experts = logits->shape[1];
+    float *drawn = malloc((size_t)experts * sizeof *drawn);
+    if (!drawn)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the logits of %lld experts", (long long)experts);
     for (int64_t t = 0; t < tokens; t++) {
         const int64_t key[] = {noise->layer, SITE_LOGITS, noise->sample ? noise->sample[t % b] : t % b};
         loom__normal_fill(noise->seed, loom__hash_bytes(LOOM__HASH_BEGIN, key, sizeof key),
-            position_of(&noise->positions, t / b) * experts, experts, 0, 1, logits + t * experts);
+            position_of(&noise->positions, t / b) * experts, experts, 0, 1, drawn);
+        for (int64_t e = 0; e < experts; e++) {
+            if (logits->dtype == LOOM_F64)
+                ((double *)logits->data)[t * experts + e] = (double)drawn[e];
+            else
+                ((float *)logits->data)[t * experts + e] = drawn[e];
+        }
     }
+    free(drawn);
+    return LOOM_OK;
 }
 
 /* ---- weights before the expert ---- */
@@ -152,7 +151,8 @@ static void weigh_rows(const loom__routed *r, const loom_tensor *probs, const lo
     for (int64_t t = 0; t < r->tokens; t++) {
         const float weight = weight_of(r, probs, t);
         for (int64_t c = 0; c < h; c++)
-            put(to->dtype, loom__element(to, t * h), c, weight * get(from->dtype, loom__element(from, t * h), c));
+            loom__row_put(to->dtype, loom__element(to, t * h), c,
+                weight * loom__row_get(from->dtype, loom__element(from, t * h), c));
     }
 }
 
@@ -168,8 +168,8 @@ static loom_status weigh_input(loom_tape *tape, loom_node *node, loom_tensor *d_
     for (int64_t t = 0; t < r->tokens; t++) {
         double dot = 0;
         for (int64_t c = 0; c < h; c++)
-            dot += (double)get(x->dtype, loom__element(x, t * h), c) *
-                   (double)get(d_y->dtype, loom__element(d_y, t * h), c);
+            dot += (double)loom__row_get(x->dtype, loom__element(x, t * h), c) *
+                   (double)loom__row_get(d_y->dtype, loom__element(d_y, t * h), c);
         for (int64_t at = t * r->experts; at < (t + 1) * r->experts; at++)
             loom_tensor_f32(d_probs)[at] = goes(r, at) ? (float)dot : 0;
     }

@@ -93,7 +93,7 @@ static void check_names(loom__faults *faults, const loom_moe_config *moe) {
         (const char *const[]){"probs", "position", NULL});
     check_name(faults, "moe_token_dispatcher_type", moe->moe_token_dispatcher_type, "flex",
         (const char *const[]){"alltoall", "allgather", NULL});
-    check_name(faults, "moe_router_dtype", moe->moe_router_dtype, "fp64", (const char *const[]){"fp32", NULL});
+    check_name(faults, "moe_router_dtype", moe->moe_router_dtype, NULL, (const char *const[]){"fp32", "fp64", NULL});
 }
 
 void loom__model_config_complete_experts(

@@ -62,6 +62,27 @@ static void weights_before_the_expert_are_the_same_on_any_layout(void **state) {
     assert_non_null(strstr(loom_error_message(), "moe_apply_probs_on_input: found true with moe_router_topk 2"));
 }
 
+/* A router in double differs from one in fp32 by rounding, and so do its layouts. */
+static void a_router_in_double_computes_what_one_in_fp32_does(void **state) {
+    (void)state;
+    const shared_case cases[] = {
+        {.tp = 2, .sp = true, .experts = 4, .fp64 = true, .balance = "global_aux_loss", .coefficient = 1, .z = 0.1},
+        {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .fp64 = true, .score = "sigmoid", .bias = 0.05, .jitter = 0.5},
+        {.cp = 2, .experts = 4, .fp64 = true, .full = true, .forced = true},
+        {.ranks = 2, .experts = 4, .ep = 2, .fp64 = true, .capacity = 1}};
+    ALL_EQUAL_ONE_RANK(cases);
+    const shared_case narrow[] = {{.experts = 4, .coefficient = 1, .z = 0.1},
+        {.experts = 4, .score = "sigmoid", .micro = 2, .balance = "seq_aux_loss", .coefficient = 1},
+        {.experts = 4, .precision = "bf16-mixed"}};
+    for (size_t i = 0; i < sizeof narrow / sizeof *narrow; i++) {
+        shared_case wide = narrow[i], c = filled(&narrow[i]);
+        wide.fp64 = true;
+        shared_result found = run_it(&wide), wanted = run_it(&narrow[i]);
+        if (compare(&c, &found, &wanted))
+            fail_msg("%s", loom_error_message());
+    }
+}
+
 /* ---- in training alone ---- */
 
 typedef struct evaluation {
@@ -105,6 +126,7 @@ int main(void) {
         cmocka_unit_test(noise_is_the_same_on_any_layout),
         cmocka_unit_test(drawn_logits_are_the_same_on_any_layout),
         cmocka_unit_test(weights_before_the_expert_are_the_same_on_any_layout),
+        cmocka_unit_test(a_router_in_double_computes_what_one_in_fp32_does),
         cmocka_unit_test(an_evaluation_hears_no_noise),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -67,13 +67,15 @@ static loom_status check_jitter(loom_rank *rank, void *argument) {
 /* As many draws as make the mean and the variance tell. */
 static loom_status check_logits(loom_rank *rank, void *argument) {
     enum { MANY = 4096 };
-    float *logits = malloc(MANY * EXPERTS * sizeof *logits), part[2 * EXPERTS];
+    loom_tensor *all, *part, *wide;
     double sum = 0, squares = 0;
-    (void)rank;
     (void)argument;
-    CHECK(logits, "out of memory");
+    LOOM_TRY(loom_tensor_create(rank, LOOM_F32, 2, (int64_t[]){MANY, EXPERTS}, &all));
+    LOOM_TRY(loom_tensor_create(rank, LOOM_F32, 2, (int64_t[]){2, EXPERTS}, &part));
+    LOOM_TRY(loom_tensor_create(rank, LOOM_F64, 2, (int64_t[]){2, EXPERTS}, &wide));
+    const float *logits = loom_tensor_f32(all);
     loom__router_noise noise = {.seed = 3, .layer = 2, .sample = samples, .positions = loom_positions_from(0)};
-    loom__random_logits(&noise, MANY, B, EXPERTS, logits);
+    LOOM_TRY(loom__random_logits(&noise, B, all));
     for (int64_t i = 0; i < MANY * EXPERTS; i++) {
         sum += (double)logits[i];
         squares += (double)logits[i] * (double)logits[i];
@@ -82,9 +84,16 @@ static loom_status check_logits(loom_rank *rank, void *argument) {
         sum / (MANY * EXPERTS), squares / (MANY * EXPERTS));
     CHECK(memcmp(logits, logits + EXPERTS, EXPERTS * sizeof *logits) != 0, "two samples have the same logits");
     noise.positions = loom_positions_from(100);
-    loom__random_logits(&noise, 2, B, EXPERTS, part);
-    CHECK(memcmp(part, logits + 100 * B * EXPERTS, sizeof part) == 0, "position 100 has other logits by itself");
-    free(logits);
+    LOOM_TRY(loom__random_logits(&noise, B, part));
+    LOOM_TRY(loom__random_logits(&noise, B, wide));
+    for (int64_t i = 0; i < 2 * EXPERTS; i++) {
+        const float expected = logits[100 * B * EXPERTS + i];
+        CHECK(loom_tensor_f32(part)[i] == expected, "position 100 has other logits by itself");
+        CHECK(((const double *)wide->data)[i] == (double)expected, "position 100 has other logits in double");
+    }
+    loom_tensor_release(all);
+    loom_tensor_release(part);
+    loom_tensor_release(wide);
     return LOOM_OK;
 }
 
@@ -152,26 +161,58 @@ static loom_status check_weights(loom_rank *rank, void *argument) {
     return LOOM_OK;
 }
 
-static void alone(loom_rank_function function) {
+/* 1e8 + 3 - 1e8 is 0 in fp32, and so is its gradient's way back through weights of 1e8. */
+static loom_status check_double(loom_rank *rank, void *argument) {
+    const bool *in_double = argument;
+    const loom_tape_options recording = {.record = true};
+    const loom__router_options options = {
+        .router = {.experts = 2, .topk = 2, .score = LOOM__ROUTER_SIGMOID}, .in_double = *in_double};
+    float weight[6] = {1, 1, 1, 0, 1, 0}, grad[6];
+    loom_parameter parameter = {.name = "router", .dims = 2, .shape = {2, 3}, .data = weight, .grad = grad};
+    loom_tape *tape = NULL;
+    loom_tensor *x, *probs;
+    loom__routed *routed;
+    LOOM_TRY(loom_tape_create(rank, &recording, &tape));
+    LOOM_TRY(loom_tensor_create(rank, LOOM_F32, 3, (int64_t[]){1, 1, 3}, &x));
+    memcpy(x->data, (const float[]){1e8F, 3, -1e8F}, 3 * sizeof(float));
+    LOOM_TRY(loom__route_tokens(tape, x, &parameter, &options, &probs, &routed));
+    /* Both experts have the logit 3 where the sum is right. */
+    double first = (double)loom_tensor_f32(probs)[0];
+    CHECK((fabs(first - 0.5) < 1e-7) == *in_double, "the weight of the first expert is %.9g", first);
+    loom_tensor_release(x);
+    loom_tensor_release(probs);
+    loom__routed_release(routed);
+    loom_tape_destroy(tape);
+    return LOOM_OK;
+}
+
+static void alone(loom_rank_function function, void *argument) {
     loom_run_options options = loom_run_options_default();
     options.threads = 2;
-    if (loom_run_local(1, function, NULL, &options))
+    if (loom_run_local(1, function, argument, &options))
         fail_msg("%s", loom_error_message());
 }
 
 static void jitter_is_a_factor_near_1_that_only_the_place_of_a_row_decides(void **state) {
     (void)state;
-    alone(check_jitter);
+    alone(check_jitter, NULL);
 }
 
 static void random_logits_are_normal_and_only_the_place_of_a_row_decides(void **state) {
     (void)state;
-    alone(check_logits);
+    alone(check_logits, NULL);
 }
 
 static void a_row_has_the_weight_of_its_expert_and_nothing_where_it_was_dropped(void **state) {
     (void)state;
-    alone(check_weights);
+    alone(check_weights, NULL);
+}
+
+static void logits_in_double_keep_what_fp32_loses(void **state) {
+    bool narrow = false, wide = true;
+    (void)state;
+    alone(check_double, &wide);
+    alone(check_double, &narrow);
 }
 
 int main(void) {
@@ -179,6 +220,7 @@ int main(void) {
         cmocka_unit_test(jitter_is_a_factor_near_1_that_only_the_place_of_a_row_decides),
         cmocka_unit_test(random_logits_are_normal_and_only_the_place_of_a_row_decides),
         cmocka_unit_test(a_row_has_the_weight_of_its_expert_and_nothing_where_it_was_dropped),
+        cmocka_unit_test(logits_in_double_keep_what_fp32_loses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
