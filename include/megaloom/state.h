@@ -142,8 +142,9 @@ LOOM_API loom_status loom_fabric_load(
     loom_fabric *fabric, const char *path, const loom_state *state, loom_strict strict, loom_load_report *report);
 
 /* Loads a module's parameters from a DICT in memory of this rank's own tensors (F32, BF16 or F16, of loom_parameter's
- * local shapes) by loom_parameter's names, or from the one that it has under "state_dict". With virtual stages chunk i
- * reads the DICT model_i in it. Leading "module."s do not matter, on either side; `_extra_state` keys are no concern.
+ * local shapes) by loom_parameter's names, or from the one that it has under "state_dict"; what a module keeps beside
+ * its parameters (the expert_bias of a router) by Megatron-Core's names. With virtual stages chunk i reads the DICT
+ * model_i in it. Leading "module."s do not matter, on either side; `_extra_state` keys are no concern.
  * An optimizer's state is not touched. The report is this rank's; strict: as loom_fabric_load, but a level that raises
  * what is missing raises what is unexpected too. Collective over all ranks; an error leaves every rank's parameters as
  * they were. Errors: LOOM_ERR_ARGUMENT for what is no such DICT and for a parameter that comes twice;

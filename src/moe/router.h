@@ -34,6 +34,7 @@ typedef struct loom__routing {
     uint8_t *chosen; /* 1: the router's choice, topk a token */
     uint8_t *map;    /* 1: where the token goes, after capacity */
     int64_t dropped; /* choices that found no room */
+    double *probs64; /* probs before they were rounded, of loom__route64; NULL elsewhere */
 } loom__routing;
 
 /* Routes. bias [experts], added to sigmoid scores for the choice alone, or NULL. training matters to sinkhorn.
@@ -43,6 +44,12 @@ loom_status loom__route(const loom__router *router, int64_t tokens, const float 
 /* d_logits += the gradient that comes through probs; d_probs [tokens, experts] is read where map and chosen are 1. */
 loom_status loom__route_backward(const loom__router *router, int64_t tokens, const float *logits,
     const loom__routing *routing, const float *d_probs, float *d_logits);
+
+/* The same with logits in double, in which everything is computed then. */
+loom_status loom__route64(const loom__router *router, int64_t tokens, const double *logits, const float *bias,
+    bool training, loom__routing *routing);
+loom_status loom__route_backward64(const loom__router *router, int64_t tokens, const double *logits,
+    const loom__routing *routing, const float *d_probs, double *d_logits);
 
 /* Tokens that an expert takes when `choices` = tokens * topk are spread: ceil(choices/experts * factor), at least
  * `minimum`. */
@@ -75,6 +82,13 @@ loom_status loom__balance_loss(const loom__balance *balance, const float *logits
  */
 void loom__router_z_loss(int64_t tokens, int64_t experts, const float *logits, const uint8_t *padding,
     double coefficient, double scale, double *loss, float *d_logits);
+
+/* The same three of logits in double. */
+loom_status loom__balance_count64(const loom__balance *balance, const double *logits, double *counts);
+loom_status loom__balance_loss64(const loom__balance *balance, const double *logits, const double *weights,
+    double scale, double *loss, double *d_logits);
+void loom__router_z_loss64(int64_t tokens, int64_t experts, const double *logits, const uint8_t *padding,
+    double coefficient, double scale, double *loss, double *d_logits);
 
 /* bias[e] += rate * sign(mean of counts - counts[e]). */
 void loom__expert_bias_update(int64_t experts, const double *counts, double rate, float *bias);

@@ -282,16 +282,43 @@ static loom_status through_experts(
     return status;
 }
 
+/* The router may read other rows than the experts get. */
+static loom_status route(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed,
+    loom_tensor **probs, loom__routed **routed) {
+    loom__router_options options = m->router;
+    options.memory = layer->router_memory;
+    options.layer = layer->number;
+    options.noise = (loom__router_noise){m->seed, layer->number, m->sample, loom__row_positions(m)};
+    if (!(options.jitter > 0))
+        return loom__route_tokens(tape, normed, layer->router, &options, probs, routed);
+    loom_tensor *read = NULL;
+    LOOM_TRY(loom__router_jitter(tape, normed, options.jitter, &options.noise, &read));
+    loom_status status = loom__route_tokens(tape, read, layer->router, &options, probs, routed);
+    loom_tensor_release(read);
+    return status;
+}
+
+/* The weights of a token's experts are put on it before they get it, where there is one, or on what they give. */
+static loom_status dispatch(loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **probs,
+    loom__routed *routed, loom_tensor **rows) {
+    if (!m->router.weigh_input)
+        return loom__expert_dispatch(tape, normed, routed, rows);
+    loom_tensor *weighed = NULL, *units = NULL;
+    LOOM_TRY(loom__weigh_tokens(tape, normed, *probs, routed, &weighed, &units));
+    loom_tensor_release(*probs);
+    *probs = units;
+    loom_status status = loom__expert_dispatch(tape, weighed, routed, rows);
+    loom_tensor_release(weighed);
+    return status;
+}
+
 static loom_status routed_experts(
     const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **output) {
     loom_tensor *probs = NULL, *rows = NULL, *narrow = NULL;
     loom__routed *routed = NULL;
-    loom__router_options options = m->router;
-    options.memory = layer->router_memory;
-    options.layer = layer->number;
-    loom_status status = loom__route_tokens(tape, normed, layer->router, &options, &probs, &routed);
+    loom_status status = route(layer, tape, m, normed, &probs, &routed);
     if (!status)
-        status = loom__expert_dispatch(tape, normed, routed, &rows);
+        status = dispatch(tape, m, normed, &probs, routed, &rows);
     if (!status)
         status = through_experts(layer, tape, rows, routed, &narrow);
     loom_tensor_release(rows);

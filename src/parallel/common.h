@@ -8,6 +8,21 @@
 #define KERNELS(tape) loom_rank_kernels(loom_tape_rank(tape))
 #define TEAM(tape) loom_rank_team(loom_tape_rank(tape))
 
+/* Element c of a row in F32, BF16 or F16. */
+static inline float loom__row_get(loom_dtype dtype, const void *row, int64_t c) {
+    if (dtype == LOOM_F32)
+        return ((const float *)row)[c];
+    uint16_t narrow = ((const uint16_t *)row)[c];
+    return dtype == LOOM_BF16 ? loom_bf16_to_f32(narrow) : loom_f16_to_f32(narrow);
+}
+
+static inline void loom__row_put(loom_dtype dtype, void *row, int64_t c, float value) {
+    if (dtype == LOOM_F32)
+        ((float *)row)[c] = value;
+    else
+        ((uint16_t *)row)[c] = dtype == LOOM_BF16 ? loom_f32_to_bf16(value) : loom_f32_to_f16(value);
+}
+
 static inline int loom__tp_size(const loom_comm *tp) {
     return tp ? loom_comm_size(tp) : 1;
 }

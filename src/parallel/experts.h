@@ -52,6 +52,14 @@ void loom__router_memory_count(loom__router_memory *memory, int64_t tokens, cons
 loom_status loom__router_memories_end_step(
     loom__router_memory *const *memories, int64_t count, loom_comm *group, double rate);
 
+/* Where the random numbers of a router belong. */
+typedef struct loom__router_noise {
+    uint64_t seed;
+    int64_t layer;
+    const int64_t *sample;    /* [b], borrowed for the call; NULL: 0, 1, … */
+    loom_positions positions; /* of this rank's rows */
+} loom__router_noise;
+
 /* Balance losses: of the microbatch, of each sequence by itself, of the step so far. */
 typedef enum loom__balance_kind {
     LOOM__BALANCE_MICROBATCH, /* aux_loss */
@@ -64,6 +72,11 @@ typedef struct loom__router_options {
     loom__router router;
     loom__expert_groups groups;
     bool training;
+    bool in_double;     /* logits, the choice, weights and losses; the weights that go on are rounded to fp32 */
+    bool random_logits; /* normal ones in place of x W^T, whose gradient goes back as if they were x W^T */
+    bool weigh_input;   /* for whoever dispatches: loom__weigh_tokens */
+    double jitter;      /* for whoever has x: loom__router_jitter; 0 = none */
+    loom__router_noise noise;
     /* Losses that keep the load even, of the tokens of all ranks of balance_group (NULL: of this one): a coefficient of
      * 0 is none. Their gradient is multiplied by own_loss_scale. */
     double balance_coefficient[LOOM__BALANCES], z_coefficient, own_loss_scale;
@@ -75,11 +88,21 @@ typedef struct loom__router_options {
     int64_t layer;
 } loom__router_options;
 
+/* y [s, b, h] = x * u, u uniform in [1 - eps, 1 + eps] for each element. Local. */
+loom_status loom__router_jitter(
+    loom_tape *tape, loom_tensor *x, double eps, const loom__router_noise *noise, loom_tensor **output);
+/* logits [s*b, experts], F32 or F64: standard normal. LOOM_ERR_MEMORY. */
+loom_status loom__random_logits(const loom__router_noise *noise, int64_t b, loom_tensor *logits);
+
 /* x [s, b, h] (this rank's rows), weight [experts, h]. *probs [s*b, experts] F32: the weights of the experts, to be
  * given to loom__expert_combine. *routed: loom__routed_release. Collective over groups.all, and over balance_group
  * or step_group where there is a balance loss and the tape records. */
 loom_status loom__route_tokens(loom_tape *tape, loom_tensor *x, loom_parameter *weight,
     const loom__router_options *options, loom_tensor **probs, loom__routed **routed);
+/* y [s, b, h] = x times the weight of the expert that each token goes to (topk 1; 0 where it was dropped), and units
+ * [s*b, experts]: the probs of loom__expert_combine that are left, 1 where it goes. Local. */
+loom_status loom__weigh_tokens(loom_tape *tape, loom_tensor *x, loom_tensor *probs, loom__routed *routed,
+    loom_tensor **output, loom_tensor **units);
 /* rows [expert_rows, h] of this rank's experts. Collective over groups.all. */
 loom_status loom__expert_dispatch(loom_tape *tape, loom_tensor *x, loom__routed *routed, loom_tensor **rows);
 /* y [expert_rows, o] = rows W_e^T, W_e = weights[e] [o, i] for the rows of local expert e. Local. */

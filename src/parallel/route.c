@@ -1,9 +1,10 @@
-/* The router as an operation. Its logits are in fp32 whatever the activations are; its own losses have no value in the
- * model's loss: they add to the gradient of the logits, where the backward comes by. */
+/* The router as an operation. Its logits are in fp32 or double whatever the activations are; its own losses have no
+ * value in the model's loss: they add to the gradient of the logits, where the backward comes by. */
 #include "comm/comm.h"
 #include "moe/permutation.h"
 #include "parallel/common.h"
 #include "parallel/experts.h"
+#include "parallel/logits.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,7 @@ void loom__routed_release(loom__routed *routed) {
     free(routed->routing.probs);
     free(routed->routing.chosen);
     free(routed->routing.map);
+    free(routed->routing.probs64);
     free_sent(routed->groups.all, routed->counts);
     free(routed->token);
     free_sent(routed->groups.all, routed->source_counts);
@@ -46,7 +48,10 @@ static loom_status create_routed(int64_t tokens, const loom__router_options *opt
         .tokens = tokens,
         .experts = experts,
         .groups = options->groups,
-        .routing = {malloc(cells * sizeof(float)), malloc(cells), malloc(cells), 0},
+        .routing = {.probs = malloc(cells * sizeof(float)),
+            .chosen = malloc(cells),
+            .map = malloc(cells),
+            .probs64 = options->in_double ? malloc(cells * sizeof(double)) : NULL},
         .counts = calloc(columns, sizeof(int64_t)),
         .first_expert = experts / ep * place,
         .local_experts = experts / ep,
@@ -54,7 +59,8 @@ static loom_status create_routed(int64_t tokens, const loom__router_options *opt
         .source_counts = calloc(columns * (size_t)sources, sizeof(int64_t)),
         .local_counts = calloc(columns, sizeof(int64_t))};
     *out = r;
-    return r->routing.probs && r->routing.chosen && r->routing.map && r->counts && r->source_counts && r->local_counts
+    return r->routing.probs && r->routing.chosen && r->routing.map && (r->routing.probs64 || !options->in_double) &&
+                   r->counts && r->source_counts && r->local_counts
                ? LOOM_OK
                : out_of_memory(tokens, experts);
 }
@@ -93,37 +99,21 @@ typedef struct route_state {
     loom_tensor *d_logits;
 } route_state;
 
-static loom_status logits_of(loom_tape *tape, loom_tensor *x, const loom_parameter *weight, int64_t tokens, int64_t h,
-    int64_t experts, loom_tensor **logits) {
-    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 2, (int64_t[]){tokens, experts}, logits));
-    float *out = loom_tensor_f32(*logits);
-    if (x->dtype == LOOM_F32)
-        KERNELS(tape)->gemm(TEAM(tape), false, true, tokens, experts, h, 1, loom_tensor_f32(x), h, weight->data, h,
-            false, out, experts);
-    else
-        loom__kernels16(tape, x->dtype)
-            ->gemm_f32(
-                TEAM(tape), false, true, tokens, experts, h, 1, x->data, h, weight->data16, h, false, out, experts);
-    return LOOM_OK;
-}
-
 static loom_status logits_gradient(
     loom_tape *tape, const loom_node *node, const route_state *state, loom_tensor *d_probs, loom_tensor **out) {
     const loom_tensor *logits = loom_node_saved(node, 1);
     const loom__routed *r = state->routed;
     loom_tensor *made;
     double loss;
-    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 2, logits->shape, &made));
-    float *d_logits = loom_tensor_f32(made);
-    const float *values = loom_tensor_f32(logits);
-    memset(d_logits, 0, (size_t)loom_tensor_count(made) * sizeof *d_logits);
+    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), logits->dtype, 2, logits->shape, &made));
+    memset(made->data, 0, (size_t)loom_tensor_count(made) * loom_dtype_size(made->dtype));
     loom_status status =
-        loom__route_backward(&state->router, r->tokens, values, &r->routing, loom_tensor_f32(d_probs), d_logits);
+        loom__logits_route_backward(logits, &state->router, &r->routing, loom_tensor_f32(d_probs), made);
     for (const struct balance_loss *b = state->balance; b < state->balance + LOOM__BALANCES && !status; b++)
         if (b->weights)
-            status = loom__balance_loss(&b->of, values, b->weights, state->scale, &loss, d_logits);
+            status = loom__logits_balance_loss(logits, &b->of, b->weights, state->scale, &loss, made);
     if (!status && state->z_coefficient > 0)
-        loom__router_z_loss(r->tokens, r->experts, values, NULL, state->z_coefficient, state->scale, &loss, d_logits);
+        loom__logits_z_loss(logits, state->z_coefficient, state->scale, &loss, made);
     if (status) {
         loom_tensor_release(made);
         return status;
@@ -132,33 +122,21 @@ static loom_status logits_gradient(
     return LOOM_OK;
 }
 
-/* The gradient of the logits in the dtype of the activations. */
-static loom_status as_activations(loom_tape *tape, loom_tensor *d_logits, loom_dtype dtype, loom_tensor **out) {
-    if (dtype == LOOM_F32) {
-        *out = loom_tensor_retain(d_logits);
-        return LOOM_OK;
-    }
-    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), dtype, 2, d_logits->shape, out));
-    loom__kernels16(tape, dtype)
-        ->narrow(TEAM(tape), loom_tensor_count(d_logits), loom_tensor_f32(d_logits), (*out)->data);
-    return LOOM_OK;
-}
-
 static loom_status route_input(loom_tape *tape, loom_node *node, loom_tensor *d_probs) {
     route_state *state = loom_node_state(node);
     const loom_tensor *x = loom_node_saved(node, 0);
-    int64_t h = x->shape[2], tokens = state->routed->tokens, experts = state->routed->experts;
     loom_tensor *d_logits = NULL, *narrow = NULL, *d_x = NULL;
     LOOM_TRY(logits_gradient(tape, node, state, d_probs, &d_logits));
-    loom_status status = as_activations(tape, d_logits, x->dtype, &narrow);
+    loom_status status = loom__logits_for_products(tape, d_logits, x->dtype, &narrow);
     loom_tensor_release(d_logits);
     if (!status)
         status = loom_tensor_create(loom_tape_rank(tape), x->dtype, 3, x->shape, &d_x);
-    if (!status) {
-        LOOM__KERNEL(tape, x->dtype, gemm, false, false, tokens, h, experts, 1, narrow->data, experts,
-            loom_parameter_values(state->weight), h, false, d_x->data, h);
+    if (!status)
+        status = loom__logits_to_input(tape, narrow, state->weight, d_x);
+    if (status)
+        loom_tensor_release(d_x);
+    else
         status = loom_tape_give(tape, node, 0, d_x);
-    }
     if (!status && state->weight->grad)
         state->d_logits = loom_tensor_retain(narrow);
     loom_tensor_release(narrow);
@@ -168,22 +146,15 @@ static loom_status route_input(loom_tape *tape, loom_node *node, loom_tensor *d_
 static loom_status route_weight(loom_tape *tape, loom_node *node, loom_tensor *d_probs) {
     route_state *state = loom_node_state(node);
     loom_tensor *x = loom_node_saved(node, 0), *d_logits = NULL;
-    int64_t h = x->shape[2], tokens = state->routed->tokens, experts = state->routed->experts;
     if (!state->d_logits) {
         LOOM_TRY(logits_gradient(tape, node, state, d_probs, &d_logits));
-        loom_status status = as_activations(tape, d_logits, x->dtype, &state->d_logits);
+        loom_status status = loom__logits_for_products(tape, d_logits, x->dtype, &state->d_logits);
         loom_tensor_release(d_logits);
         LOOM_TRY(status);
     }
     bool accumulate;
     float *grad = loom_parameter_begin_grad(state->weight, &accumulate);
-    if (x->dtype == LOOM_F32)
-        KERNELS(tape)->gemm(TEAM(tape), true, false, experts, h, tokens, 1, loom_tensor_f32(state->d_logits), experts,
-            loom_tensor_f32(x), h, accumulate, grad, h);
-    else
-        loom__kernels16(tape, x->dtype)
-            ->gemm_f32(TEAM(tape), true, false, experts, h, tokens, 1, state->d_logits->data, experts, x->data, h,
-                accumulate, grad, h);
+    loom__logits_to_weight(tape, state->d_logits, x, accumulate, grad);
     loom_tensor_release(state->d_logits);
     state->d_logits = NULL;
     return LOOM_OK;
@@ -212,7 +183,7 @@ static void average_calls(loom__router_memory *memory, double *counts) {
 }
 
 /* What each expert's score costs, from the load over all ranks of the group. */
-static loom_status balance(const loom__router_options *options, const loom_tensor *x, const float *logits,
+static loom_status balance(const loom__router_options *options, const loom_tensor *x, const loom_tensor *logits,
     route_state *state, loom__balance_kind kind) {
     struct balance_loss *loss = &state->balance[kind];
     double coefficient = options->balance_coefficient[kind];
@@ -226,7 +197,7 @@ static loom_status balance(const loom__router_options *options, const loom_tenso
         return out_of_memory(state->routed->tokens, options->router.experts);
     loss->group = group;
     double *weights = loss->weights;
-    LOOM_TRY(loom__balance_count(&loss->of, logits, weights));
+    LOOM_TRY(loom__logits_balance_count(logits, &loss->of, weights));
     if (size > 1)
         LOOM_TRY(loom_all_reduce(group, weights, weights, count, LOOM_F64, LOOM_SUM));
     if (global && options->memory)
@@ -240,25 +211,22 @@ static loom_status balance(const loom__router_options *options, const loom_tenso
 }
 
 /* The losses have no value in the forward but this one. */
-static loom_status losses_of(
-    const loom__router_options *options, const route_state *state, const float *logits, loom__router_losses *losses) {
-    const loom__routed *r = state->routed;
-    static const loom_router_loss name[LOOM__BALANCES] = {[LOOM__BALANCE_MICROBATCH] = LOOM_ROUTER_LOAD_BALANCING,
+static loom_status losses_of(const loom__router_options *options, const route_state *state, const loom_tensor *logits,
+    loom__router_losses *losses) {
+    static const loom_router_loss names[LOOM__BALANCES] = {[LOOM__BALANCE_MICROBATCH] = LOOM_ROUTER_LOAD_BALANCING,
         [LOOM__BALANCE_SEQUENCE] = LOOM_ROUTER_SEQ_LOAD_BALANCING,
         [LOOM__BALANCE_GLOBAL] = LOOM_ROUTER_GLOBAL_LOAD_BALANCING};
     for (int kind = 0; kind < LOOM__BALANCES; kind++) {
-        const struct balance_loss *balance = &state->balance[kind];
-        double *part = &losses->part[name[kind]];
-        losses->has[name[kind]] = balance->weights != NULL;
-        if (!balance->weights)
+        const struct balance_loss *b = &state->balance[kind];
+        losses->has[names[kind]] = b->weights != NULL;
+        if (!b->weights)
             continue;
-        LOOM_TRY(loom__balance_loss(&balance->of, logits, balance->weights, 0, part, NULL));
-        *part /= options->balance_coefficient[kind];
+        LOOM_TRY(loom__logits_balance_loss(logits, &b->of, b->weights, 0, &losses->part[names[kind]], NULL));
+        losses->part[names[kind]] /= options->balance_coefficient[kind];
     }
     losses->has[LOOM_ROUTER_Z] = state->z_coefficient > 0;
     if (state->z_coefficient > 0) {
-        loom__router_z_loss(
-            r->tokens, r->experts, logits, NULL, state->z_coefficient, 0, &losses->part[LOOM_ROUTER_Z], NULL);
+        loom__logits_z_loss(logits, state->z_coefficient, 0, &losses->part[LOOM_ROUTER_Z], NULL);
         losses->part[LOOM_ROUTER_Z] /= options->z_coefficient;
     }
     return LOOM_OK;
@@ -266,7 +234,7 @@ static loom_status losses_of(
 
 /* A recomputation comes by twice, and records once. */
 static loom_status collect(
-    const loom_tape *tape, const loom__router_options *options, const route_state *state, const float *logits) {
+    const loom_tape *tape, const loom__router_options *options, const route_state *state, const loom_tensor *logits) {
     loom__router_losses losses = {{false}, {0}};
     if (!options->collector || !options->training || !loom_tape_records(tape))
         return LOOM_OK;
@@ -278,15 +246,16 @@ static loom_status collect(
 /* x is read, and its routing decided; *logits [tokens, experts]. */
 static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weight, const loom__router_options *options,
     route_state *state, loom_tensor **logits) {
-    int64_t h = x->shape[2], tokens = x->shape[0] * x->shape[1], experts = options->router.experts;
+    const int64_t tokens = x->shape[0] * x->shape[1];
     state->weight = weight;
     state->router = options->router;
     state->scale = options->own_loss_scale;
     LOOM_TRY(create_routed(tokens, options, &state->routed));
-    LOOM_TRY(logits_of(tape, x, weight, tokens, h, experts, logits));
-    const float *values = loom_tensor_f32(*logits);
+    LOOM_TRY(loom__logits_create(tape, x, weight, options->in_double, logits));
+    if (options->random_logits)
+        LOOM_TRY(loom__random_logits(&options->noise, x->shape[1], *logits));
     const float *bias = options->memory ? options->memory->bias : NULL;
-    LOOM_TRY(loom__route(&state->router, tokens, values, bias, options->training, &state->routed->routing));
+    LOOM_TRY(loom__logits_route(*logits, &state->router, bias, options->training, &state->routed->routing));
     /* A recomputation comes by twice, and records once. */
     if (options->memory && options->training && loom_tape_records(tape))
         loom__router_memory_count(options->memory, tokens, state->routed->routing.map);
@@ -294,8 +263,8 @@ static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weigh
         state->z_coefficient = options->z_coefficient / size_of(options->balance_group);
     for (int kind = 0; kind < LOOM__BALANCES && options->training && loom_tape_records(tape); kind++)
         if (options->balance_coefficient[kind] > 0)
-            LOOM_TRY(balance(options, x, values, state, (loom__balance_kind)kind));
-    LOOM_TRY(collect(tape, options, state, values));
+            LOOM_TRY(balance(options, x, *logits, state, (loom__balance_kind)kind));
+    LOOM_TRY(collect(tape, options, state, *logits));
     return plan_rows(state->routed);
 }
 

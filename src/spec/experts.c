@@ -93,7 +93,7 @@ static void check_names(loom__faults *faults, const loom_moe_config *moe) {
         (const char *const[]){"probs", "position", NULL});
     check_name(faults, "moe_token_dispatcher_type", moe->moe_token_dispatcher_type, "flex",
         (const char *const[]){"alltoall", "allgather", NULL});
-    check_name(faults, "moe_router_dtype", moe->moe_router_dtype, "fp64", (const char *const[]){"fp32", NULL});
+    check_name(faults, "moe_router_dtype", moe->moe_router_dtype, NULL, (const char *const[]){"fp32", "fp64", NULL});
 }
 
 void loom__model_config_complete_experts(
@@ -149,6 +149,11 @@ void loom__model_config_complete_experts(
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "moe_layer_recompute: found true with recompute full, which makes whole layers again: expected false, or "
             "recompute none or selective");
+    if (moe->moe_apply_probs_on_input && router.topk != 1)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "moe_apply_probs_on_input: found true with moe_router_topk %" PRId64
+            ", expected 1: a row has the weight of one expert",
+            router.topk);
     if (router.pad_to_capacity && !(router.capacity_factor > 0))
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "moe_pad_expert_input_to_capacity: found true without moe_expert_capacity_factor, which gives the "

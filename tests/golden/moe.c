@@ -161,7 +161,7 @@ static void check_step(const json_t *item, const char *id, const json_t *step, c
     uint8_t *map = digits(json_object_get(step, "map"), tokens, experts);
     float *d_probs = calloc((size_t)count, sizeof(float)), *d_logits = calloc((size_t)count, sizeof(float));
     loom__routing routing = {
-        calloc((size_t)count, sizeof(float)), calloc((size_t)count, 1), calloc((size_t)count, 1), 0};
+        calloc((size_t)count, sizeof(float)), calloc((size_t)count, 1), calloc((size_t)count, 1), 0, NULL};
     assert_int_equal(loom__route(router, tokens, logits, bias, true, &routing), LOOM_OK);
     for (int64_t row = 0; row < count; row += experts) {
         if (memcmp(routing.map + row, map + row, (size_t)experts) == 0)

@@ -97,6 +97,7 @@ static loom_status run_call(loom_rank *rank, const call *c) {
     loom_tape *tape = NULL;
     loom_tensor *x = NULL, *probs = NULL, *d_probs = NULL;
     loom__routed *routed = NULL;
+    loom__router_collector_clear(c->options->collector);
     loom_status status = loom_tape_create(rank, &recording, &tape);
     if (!status)
         status = loom_tensor_create(rank, LOOM_F32, 3, shape, &x);
@@ -131,12 +132,32 @@ static loom_status check_counts(const call *c, const json_t *step) {
     return LOOM_OK;
 }
 
+/* As logged: without their coefficients. */
+static loom_status check_losses(const call *c) {
+    const loom_router_statistics *found = loom__router_collector_finish(c->options->collector, 1);
+    const json_t *losses = json_object_get(c->step, "losses");
+    for (int i = 0; i < LOOM_ROUTER_LOSS_COUNT; i++) {
+        const char *name = loom_router_loss_name((loom_router_loss)i);
+        double wanted = golden_number(losses, name, NAN);
+        if (isnan(wanted) != isnan(found->losses[i]) || fabs(found->losses[i] - wanted) > 2e-6 * fabs(wanted) + 1e-8)
+            return loom_fail(LOOM_ERR_INTERNAL, "%s: %s is %.9g, expected %.9g", c->id, name, found->losses[i], wanted);
+    }
+    return LOOM_OK;
+}
+
+typedef struct routing_job {
+    const json_t *item;
+    bool in_double;
+} routing_job;
+
 static loom_status run_calls(loom_rank *rank, void *argument) {
-    const json_t *item = argument, *bias_json = json_object_get(item, "expert_bias"), *step;
+    const routing_job *job = argument;
+    const json_t *item = job->item, *bias_json = json_object_get(item, "expert_bias"), *step;
     float bias[64] = {0}, weight[64 * 64] = {0};
     loom__router_options options = options_of(item);
-    int64_t experts = options.router.experts;
+    int64_t experts = options.router.experts, layer = 0;
     size_t i;
+    options.in_double = job->in_double;
     for (int64_t e = 0; e < experts; e++) {
         bias[e] = bias_json ? (float)number_at(bias_json, e) : 0;
         weight[e * experts + e] = 1;
@@ -144,14 +165,17 @@ static loom_status run_calls(loom_rank *rank, void *argument) {
     loom_parameter parameter = {.name = "router", .dims = 2, .shape = {experts, experts}, .data = weight};
     LOOM_TRY(loom__router_memory_create(
         experts, bias_json ? bias : NULL, options.balance_coefficient[LOOM__BALANCE_GLOBAL] > 0, &options.memory));
-    loom_status status = LOOM_OK;
+    loom_status status =
+        loom__router_collector_create(&layer, 1, experts, options.router.capacity_factor > 0, &options.collector);
     json_array_foreach(json_object_get(item, "steps"), i, step) {
         call c = {step, golden_int(item, "tokens", 0), golden_int(item, "batch", 1), experts, &parameter, &options,
             golden_string(item, "id", "?")};
         status = status ? status : run_call(rank, &c);
         status = status ? status : check_counts(&c, step);
+        status = status ? status : check_losses(&c);
     }
     loom__router_memory_destroy(options.memory);
+    loom__router_collector_destroy(options.collector);
     return status;
 }
 
@@ -170,8 +194,9 @@ static void gradients_of_all_losses_are_those_of_megatron(void **state) {
                 continue;
             }
             assert_true(golden_int(item, "experts", 0) <= 64);
-            if (loom_run_local(1, run_calls, item, &options))
-                fail_msg("%s", loom_error_message());
+            for (int wide = 0; wide < 2; wide++)
+                if (loom_run_local(1, run_calls, &(routing_job){item, wide}, &options))
+                    fail_msg("%s: %s", wide ? "fp64" : "fp32", loom_error_message());
             ran++;
         }
         json_decref(file);

@@ -289,6 +289,49 @@ static void expect_refusal(bias_job job, const char *words) {
         fail_msg("found \"%s\", expected \"%s\"", loom_error_message(), words);
 }
 
+/* All that the module has, in memory, with biases that nobody has counted. */
+static loom_status load_dict(bias_run *r, loom_value_pool *pool) {
+    const loom__parameter_set *set = gpt_of(r)->set;
+    loom_value *dict = NULL;
+    loom_load_report report = {0};
+    const float values[EXPERTS] = {1, -2, 3, -4};
+    LOOM_TRY(loom_value_dict(pool, &dict));
+    for (int64_t i = 0; i < set->count + set->module_buffers; i++) {
+        const loom_parameter *of = set->list[i];
+        loom_value *tensor = NULL;
+        LOOM_TRY(
+            loom_value_tensor_copy(pool, LOOM_F32, of->dims, of->shape, i < set->count ? of->data : values, &tensor));
+        LOOM_TRY(loom_value_set(pool, dict, of->name, tensor));
+    }
+    LOOM_TRY(loom_fabric_load_module_state_dict(r->fabric, r->parallel, dict, LOOM_STRICT_RAISE_ALL, &report));
+    for (int64_t i = 0; i < gpt_of(r)->layer_count; i++)
+        CHECK(memcmp(gpt_of(r)->layers[i].router_memory->bias, values, sizeof values) == 0,
+            "the biases of layer %lld are not those of the dict", (long long)i);
+    return LOOM_OK;
+}
+
+static loom_status with_dict(loom_rank *rank, void *argument) {
+    bias_job job = {.c = *(const shared_case *)argument};
+    bias_run r = {.job = &job};
+    loom_value_pool *pool = NULL;
+    loom_status status = loom_value_pool_create(&pool);
+    if (!status)
+        status = set_up(rank, &job.c, &r.fabric, &r.parallel);
+    if (!status)
+        status = load_dict(&r, pool);
+    loom_value_pool_destroy(pool);
+    loom_parallel_destroy(r.parallel);
+    loom_fabric_destroy(r.fabric);
+    return status;
+}
+
+static void a_dict_in_memory_has_biases_too(void **state) {
+    (void)state;
+    const shared_case given = {.ranks = 2, .ep = 2, .bias = 0.05, .experts = EXPERTS, .score = "sigmoid"};
+    shared_case c = filled(&given);
+    must_run(2, with_dict, &c);
+}
+
 static void a_strict_load_names_the_biases(void **state) {
     (void)state;
     char path[PATH];
@@ -319,6 +362,7 @@ int main(void) {
         cmocka_unit_test(a_skipped_update_moves_biases_all_the_same),
         cmocka_unit_test(a_checkpoint_holds_biases_for_any_layout),
         cmocka_unit_test(a_run_that_stops_and_goes_on_has_the_bits_of_one_that_does_not),
+        cmocka_unit_test(a_dict_in_memory_has_biases_too),
         cmocka_unit_test(a_strict_load_names_the_biases),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

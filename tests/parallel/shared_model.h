@@ -25,7 +25,10 @@ typedef struct shared_case {
     const char *balances[LOOM_MOE_BALANCES]; /* several at once, in place of balance and coefficient */
     double coefficients[LOOM_MOE_BALANCES];
     double coefficient, z, capacity, bias; /* bias: by which an expert's bias moves in a step; 0 = none has one */
-    bool experts_again;                    /* moe_layer_recompute */
+    double jitter;
+    bool experts_again;       /* moe_layer_recompute */
+    bool fp64;                /* moe_router_dtype */
+    bool forced, weigh_input; /* forced: moe_router_force_load_balancing; weigh_input: moe_apply_probs_on_input */
     bool pre_softmax, by_position, padded, starved; /* starved: the router sends every token to expert 0 (and 1) */
     const char *precision;
     int64_t micro, length; /* length: of a sequence; 0 = S */
@@ -93,6 +96,10 @@ static inline void set_experts(const shared_case *c, loom_model_config *config) 
     if (c->by_position)
         moe->moe_token_drop_policy = "position";
     moe->moe_pad_expert_input_to_capacity = c->padded;
+    moe->moe_input_jitter_eps = c->jitter;
+    moe->moe_router_dtype = c->fp64 ? "fp64" : NULL;
+    moe->moe_router_force_load_balancing = c->forced;
+    moe->moe_apply_probs_on_input = c->weigh_input;
     moe->moe_router_enable_expert_bias = c->bias > 0;
     moe->moe_router_bias_update_rate = c->bias;
     moe->moe_layer_recompute = c->experts_again;

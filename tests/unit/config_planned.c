@@ -258,18 +258,17 @@ static void what_is_not_built_is_told_and_no_fault(void **state) {
     loom_run_config_destroy(config);
 }
 
-/* A router in fp64 and experts with biases are no fields of the table. */
+/* Experts with biases are no field of the table. */
 static void a_model_with_parts_that_are_not_built_is_completed(void **state) {
     static const char *const fields[FIELDS] = {"ranks=2", "model.num_moe_experts=4",
-        "model.moe_shared_expert_overlap=true", "model.moe_router_dtype=fp64", "model.add_bias_linear=true",
-        "strategy.context_parallel_size=2", "model.cp_comm_type=a2a"};
+        "model.moe_shared_expert_overlap=true", "model.add_bias_linear=true", "strategy.context_parallel_size=2",
+        "model.cp_comm_type=a2a"};
     loom_run_config *config = NULL;
     char *not_built = NULL;
     (void)state;
     assert_int_equal(load(fields, &config, &not_built), LOOM_OK);
     assert_string_equal(not_built,
         "not supported yet: model.moe_shared_expert_overlap=true (mixture of experts); only false works\n"
-        "not supported yet: moe_router_dtype fp64; what works: fp32\n"
         "not supported yet: experts with biases (add_bias_linear or add_mlp_bias true with num_moe_experts)");
     free(not_built);
     loom_run_config_destroy(config);

@@ -20,7 +20,7 @@ static void route(loom__router_collector *collector, int64_t layer, const loom__
     const loom__router_losses *losses) {
     float logits[CELLS], probs[CELLS];
     uint8_t chosen[CELLS], map[CELLS];
-    loom__routing routing = {probs, chosen, map, 0};
+    loom__routing routing = {.probs = probs, .chosen = chosen, .map = map};
     for (int i = 0; i < CELLS; i++)
         logits[i] = (float)(slope * (i % EXPERTS));
     assert_int_equal(loom__route(router, TOKENS, logits, NULL, true, &routing), LOOM_OK);
