@@ -258,7 +258,11 @@ static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weigh
     LOOM_TRY(create_routed(tokens, options, &state->routed));
     LOOM_TRY(logits_of(tape, x, weight, tokens, h, experts, logits));
     const float *values = loom_tensor_f32(*logits);
-    LOOM_TRY(loom__route(&state->router, tokens, values, NULL, options->training, &state->routed->routing));
+    const float *bias = options->memory ? options->memory->bias : NULL;
+    LOOM_TRY(loom__route(&state->router, tokens, values, bias, options->training, &state->routed->routing));
+    /* A recomputation comes by twice, and records once. */
+    if (options->memory && options->training && loom_tape_records(tape))
+        loom__router_memory_count(options->memory, tokens, state->routed->routing.map);
     if (options->training)
         state->z_coefficient = options->z_coefficient / size_of(options->balance_group);
     if (options->training && options->balance_coefficient > 0)

@@ -281,6 +281,7 @@ static loom_status setup(loom_parallel *parallel) {
         .expert_tensor_group = fabric->groups[LOOM_GROUP_ETP],
         .experts_group = fabric->groups[LOOM_GROUP_ETP_EP],
         .balance_group = fabric->groups[LOOM_GROUP_TP_CP],
+        .step_group = fabric->groups[LOOM_GROUP_TP_DP_CP],
         .sequence_parallel = fabric->config.sequence_parallel,
         .seed = fabric->seed,
         .perform_initialization = fabric->perform_initialization,

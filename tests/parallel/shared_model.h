@@ -17,13 +17,13 @@ typedef struct shared_case {
     int64_t inner;    /* ranks of the inner level of a2a+p2p */
     int64_t groups;   /* query groups; 0 = all 12 heads */
     int64_t window;
-    bool documents, sp, sharded, learned, average, selective, full;
+    bool documents, sp, sharded, learned, average, selective, full; /* selective, full: recomputation */
     double dropout;
     /* Of experts: 0 of them = a dense model. ep ranks share them, etp ranks share each (0 = tp). */
     int experts, topk, ep, etp, freq, shared_width;
     const char *dispatcher, *balance, *score, *schedule;
-    double coefficient, z, capacity;
-    bool experts_again;                             /* moe_layer_recompute */
+    double coefficient, z, capacity, bias; /* bias: by which an expert's bias moves in a step; 0 = none has one */
+    bool experts_again;                    /* moe_layer_recompute */
     bool pre_softmax, by_position, padded, starved; /* starved: the router sends every token to expert 0 (and 1) */
     const char *precision;
     int64_t micro, length; /* length: of a sequence; 0 = S */
@@ -87,6 +87,8 @@ static inline void set_experts(const shared_case *c, loom_model_config *config) 
         moe->moe_token_drop_policy = "position";
     moe->moe_pad_expert_input_to_capacity = c->padded;
     moe->moe_layer_recompute = c->experts_again;
+    moe->moe_router_enable_expert_bias = c->bias > 0;
+    moe->moe_router_bias_update_rate = c->bias;
 }
 
 static inline loom_model_config model_of(const shared_case *c) {
