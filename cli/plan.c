@@ -87,7 +87,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
         take_memory(to, text, state);
         return 0;
     case KEY_FLOPS:
-        if (!read_amount(text, &to->flops))
+        if (!read_amount(text, &to->flops) || to->flops < 1)
             argp_error(state, "--flops: found %s, expected operations a second of a rank such as 312T", text);
         return 0;
     case KEY_MACHINE:
