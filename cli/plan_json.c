@@ -20,12 +20,11 @@ static json_t *stages_json(const loom_plan *p) {
     json_t *all = json_array();
     for (int64_t i = 0; i < p->stage_count; i++) {
         const loom_plan_stage *s = &p->stages[i];
-        json_array_append_new(
-            all, json_pack("{s:I, s:b, s:b, s:I, s:I, s:f, s:I, s:f, s:o, s:o}", "layers", (json_int_t)s->layers,
-                     "embedding", s->embedding, "loss", s->loss, "parameters", (json_int_t)s->parameters,
-                     "rank_parameters", (json_int_t)s->rank_parameters, "flops", s->flops, "microbatches",
-                     (json_int_t)s->microbatches, "idle", s->idle, "memory", memory_json(&s->memory),
-                     "reduction_buffers", bytes(s->memory.reductions)));
+        json_array_append_new(all,
+            json_pack("{s:I, s:b, s:b, s:I, s:I, s:f, s:I, s:f, s:o, s:o}", "layers", (json_int_t)s->layers,
+                "embedding", s->embedding, "loss", s->loss, "parameters", (json_int_t)s->parameters, "rank_parameters",
+                (json_int_t)s->rank_parameters, "flops", s->flops, "microbatches", (json_int_t)s->microbatches, "idle",
+                s->idle, "memory", memory_json(&s->memory), "reduction_buffers", bytes(s->memory.reductions)));
     }
     return all;
 }
@@ -92,10 +91,10 @@ loom_status loom_cli_plan_json(const loom_cli_plan_facts *facts) {
         "compute_seconds", p->compute_seconds, "bubble", p->bubble, "bubble_simulated", p->bubble_simulated,
         "bubble_seconds", p->bubble_seconds, "utilization", p->utilization);
     json_t *root = json_pack("{s:s, s:s, s:o, s:o, s:I, s:I, s:o, s:o, s:I, s:o, s:o, s:b, s:o, s:s, s:o, s:o, s:o*}",
-        "name", facts->name, "machine", facts->options->machine.name, "assumed",
-        assumed_json(&facts->options->machine), "layout", layout, "parameters",
-        (json_int_t)p->parameters, "active_parameters", (json_int_t)p->active_parameters, "step", step, "stages",
-        stages_json(p), "worst_stage", (json_int_t)p->worst, "memory_setup", bytes(p->memory_setup), "memory_limit",
+        "name", facts->name, "machine", facts->options->machine.name, "assumed", assumed_json(&facts->options->machine),
+        "layout", layout, "parameters", (json_int_t)p->parameters, "active_parameters",
+        (json_int_t)p->active_parameters, "step", step, "stages", stages_json(p), "worst_stage", (json_int_t)p->worst,
+        "memory_setup", bytes(p->memory_setup), "memory_limit",
         p->memory_limit > 0 ? bytes(p->memory_limit) : json_null(), "fits", fits, "traffic", traffic_json(p), "binds",
         p->binds, "not_built", lines_json(facts->not_built), "left_out", lines_json(facts->left_out), "search",
         facts->search ? search_json(facts->search) : NULL);
