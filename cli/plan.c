@@ -204,7 +204,8 @@ static loom_status tell_left_out(
     const plan_request *request, const loom_plan_translation *translation, char **left_out) {
     static const char unknown[] = "how many ranks there are: --world-size=RANKS says it; taken for 1";
     const char *lines = translation->left_out ? translation->left_out : "";
-    bool told = translation->override_count == 0 || request->options.world_size > 0;
+    bool faulty = translation->faults && *translation->faults;
+    bool told = translation->override_count == 0 || request->options.world_size > 0 || faulty;
     if (asprintf(left_out, "%s%s%s", lines, !told && *lines ? "\n" : "", told ? "" : unknown) < 0)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the lines of a plan");
     return LOOM_OK;
