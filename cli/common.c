@@ -42,6 +42,19 @@ void loom_cli_run_argument(loom_cli_run_arguments *arguments, char *text, const 
         argp_error(state, "more than one run file: %s and %s", arguments->path, text);
 }
 
+error_t loom_cli_take_model(loom_cli_model_source *source, int key, const char *text) {
+    switch (key) {
+    case 'm':
+        source->hf = text;
+        return 0;
+    case LOOM_CLI_KEY_CHECKPOINT:
+        source->checkpoint = text;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
 void loom_cli_model_source_check(const loom_cli_model_source *source, const struct argp_state *state) {
     if (!source->hf == !source->checkpoint)
         argp_error(state, "one of --hf and --checkpoint must be given");
@@ -151,7 +164,9 @@ void loom_cli_log(void *context, loom_log_level level, const char *line) {
     (void)context;
     if (level == LOOM_LOG_DEBUG)
         return;
-    fprintf(stderr, "megaloom: %s%s\n", level == LOOM_LOG_WARNING ? "warning: " : "", line);
+    /* On a terminal the progress line may stand where this begins: it is written anew behind it. */
+    fprintf(stderr, "%smegaloom: %s%s\n", isatty(STDERR_FILENO) ? "\r\033[K" : "",
+        level == LOOM_LOG_WARNING ? "warning: " : "", line);
 }
 
 loom_status loom_cli_open_tokenizer(loom_run_config *config, loom_tokenizer **tokenizer) {

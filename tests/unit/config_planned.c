@@ -108,6 +108,9 @@ static const struct {
          "strategy.expert_tensor_parallel_size=1"},
         "model.num_moe_experts 4 with tensor_model_parallel_size 2 needs sequence_parallel true: each tensor rank "
         "routes rows of its own"},
+    {{"model.num_moe_experts=4", "model.moe_layer_recompute=true", "model.recompute=full"},
+        "model.moe_layer_recompute: found true with recompute full, which makes whole layers again: expected false, or "
+        "recompute none or selective"},
     {{"model.architecture=mixtral"},
         "model.num_moe_experts: missing, expected an integer >= 1 with model.architecture mixtral"},
     {{"model.hidden_size=65", "model.num_query_groups=3"},
@@ -257,15 +260,15 @@ static void what_is_not_built_is_told_and_no_fault(void **state) {
 
 /* A router in fp64 and experts with biases are no fields of the table. */
 static void a_model_with_parts_that_are_not_built_is_completed(void **state) {
-    static const char *const fields[FIELDS] = {"ranks=2", "model.num_moe_experts=4", "model.moe_layer_recompute=true",
-        "model.moe_router_dtype=fp64", "model.add_bias_linear=true", "strategy.context_parallel_size=2",
-        "model.cp_comm_type=a2a"};
+    static const char *const fields[FIELDS] = {"ranks=2", "model.num_moe_experts=4",
+        "model.moe_shared_expert_overlap=true", "model.moe_router_dtype=fp64", "model.add_bias_linear=true",
+        "strategy.context_parallel_size=2", "model.cp_comm_type=a2a"};
     loom_run_config *config = NULL;
     char *not_built = NULL;
     (void)state;
     assert_int_equal(load(fields, &config, &not_built), LOOM_OK);
     assert_string_equal(not_built,
-        "not supported yet: model.moe_layer_recompute=true (mixture of experts); only false works\n"
+        "not supported yet: model.moe_shared_expert_overlap=true (mixture of experts); only false works\n"
         "not supported yet: moe_router_dtype fp64; what works: fp32\n"
         "not supported yet: experts with biases (add_bias_linear or add_mlp_bias true with num_moe_experts)\n"
         "not supported yet: Hugging Face files of a llama model with experts (export=false trains without writing it)");
