@@ -87,7 +87,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
         take_memory(to, text, state);
         return 0;
     case KEY_FLOPS:
-        if (!read_amount(text, &to->flops))
+        if (!read_amount(text, &to->flops) || to->flops < 1)
             argp_error(state, "--flops: found %s, expected operations a second of a rank such as 312T", text);
         return 0;
     case KEY_MACHINE:
@@ -204,7 +204,8 @@ static loom_status tell_left_out(
     const plan_request *request, const loom_plan_translation *translation, char **left_out) {
     static const char unknown[] = "how many ranks there are: --world-size=RANKS says it; taken for 1";
     const char *lines = translation->left_out ? translation->left_out : "";
-    bool told = translation->override_count == 0 || request->options.world_size > 0;
+    bool faulty = translation->faults && *translation->faults;
+    bool told = translation->override_count == 0 || request->options.world_size > 0 || faulty;
     if (asprintf(left_out, "%s%s%s", lines, !told && *lines ? "\n" : "", told ? "" : unknown) < 0)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the lines of a plan");
     return LOOM_OK;

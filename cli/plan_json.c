@@ -20,11 +20,11 @@ static json_t *stages_json(const loom_plan *p) {
     json_t *all = json_array();
     for (int64_t i = 0; i < p->stage_count; i++) {
         const loom_plan_stage *s = &p->stages[i];
-        json_array_append_new(
-            all, json_pack("{s:I, s:b, s:b, s:I, s:I, s:f, s:I, s:f, s:o}", "layers", (json_int_t)s->layers,
-                     "embedding", s->embedding, "loss", s->loss, "parameters", (json_int_t)s->parameters,
-                     "rank_parameters", (json_int_t)s->rank_parameters, "flops", s->flops, "microbatches",
-                     (json_int_t)s->microbatches, "idle", s->idle, "memory", memory_json(&s->memory)));
+        json_array_append_new(all,
+            json_pack("{s:I, s:b, s:b, s:I, s:I, s:f, s:I, s:f, s:o, s:o}", "layers", (json_int_t)s->layers,
+                "embedding", s->embedding, "loss", s->loss, "parameters", (json_int_t)s->parameters, "rank_parameters",
+                (json_int_t)s->rank_parameters, "flops", s->flops, "microbatches", (json_int_t)s->microbatches, "idle",
+                s->idle, "memory", memory_json(&s->memory), "reduction_buffers", bytes(s->memory.reductions)));
     }
     return all;
 }
@@ -70,6 +70,12 @@ static json_t *search_json(const loom_plan_search *s) {
     return json_pack("{s:I, s:o, s:o}", "tried", (json_int_t)s->tried, "fits", fits, "falls", falls);
 }
 
+/* What the times rest on. */
+static json_t *assumed_json(const loom_plan_machine *m) {
+    return json_pack("{s:f, s:f, s:f, s:f, s:I}", "flops", m->flops, "efficiency", m->efficiency, "node_bandwidth",
+        m->node_bandwidth, "network_bandwidth", m->network_bandwidth, "ranks_per_node", (json_int_t)m->ranks_per_node);
+}
+
 loom_status loom_cli_plan_json(const loom_cli_plan_facts *facts) {
     const loom_plan *p = facts->plan;
     const loom_plan_stage *worst = &p->stages[p->worst];
@@ -84,10 +90,11 @@ loom_status loom_cli_plan_json(const loom_cli_plan_facts *facts) {
         p->flops_per_step, "recompute_flops_per_step", p->recompute_flops_per_step, "seconds", p->step_seconds,
         "compute_seconds", p->compute_seconds, "bubble", p->bubble, "bubble_simulated", p->bubble_simulated,
         "bubble_seconds", p->bubble_seconds, "utilization", p->utilization);
-    json_t *root = json_pack("{s:s, s:s, s:o, s:I, s:I, s:o, s:o, s:I, s:o, s:o, s:b, s:o, s:s, s:o, s:o, s:o*}",
-        "name", facts->name, "machine", facts->options->machine.name, "layout", layout, "parameters",
-        (json_int_t)p->parameters, "active_parameters", (json_int_t)p->active_parameters, "step", step, "stages",
-        stages_json(p), "worst_stage", (json_int_t)p->worst, "memory_setup", bytes(p->memory_setup), "memory_limit",
+    json_t *root = json_pack("{s:s, s:s, s:o, s:o, s:I, s:I, s:o, s:o, s:I, s:o, s:o, s:b, s:o, s:s, s:o, s:o, s:o*}",
+        "name", facts->name, "machine", facts->options->machine.name, "assumed", assumed_json(&facts->options->machine),
+        "layout", layout, "parameters", (json_int_t)p->parameters, "active_parameters",
+        (json_int_t)p->active_parameters, "step", step, "stages", stages_json(p), "worst_stage", (json_int_t)p->worst,
+        "memory_setup", bytes(p->memory_setup), "memory_limit",
         p->memory_limit > 0 ? bytes(p->memory_limit) : json_null(), "fits", fits, "traffic", traffic_json(p), "binds",
         p->binds, "not_built", lines_json(facts->not_built), "left_out", lines_json(facts->left_out), "search",
         facts->search ? search_json(facts->search) : NULL);

@@ -222,6 +222,14 @@ static void print_time(const loom_cli_plan_facts *facts) {
     if (p->bubble_seconds > 0.0005 * p->step_seconds)
         snprintf(text + used, sizeof text - used, ", %.1f %% waiting", 100 * p->bubble_seconds / p->step_seconds);
     print_folded("of which", text);
+    const loom_plan_machine *machine = &facts->options->machine;
+    used = (size_t)snprintf(text, sizeof text, "%sFLOP/s a rank, of which products reach %.0f %%; %sB/s within a node",
+        scaled(machine->flops, a), 100 * machine->efficiency, scaled(machine->node_bandwidth, b));
+    if (p->nodes > 1)
+        used += (size_t)snprintf(
+            text + used, sizeof text - used, ", %sB/s to another", scaled(machine->network_bandwidth, c));
+    snprintf(text + used, sizeof text - used, ": nothing of it is measured, and times compare layouts");
+    print_folded("assumed", text);
 }
 
 /* ---- search ---- */

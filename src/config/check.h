@@ -16,6 +16,9 @@ void loom__check_run(const loom_run_config *config, int64_t world_size, loom__fa
  * the table, true where loading has named it already; what else is said about such a field is left out. */
 void loom__check_planned(const loom_run_config *config, const bool *faulty, int64_t world_size, loom__faults *faults);
 
+/* More than there can be threads of one process, and no more than a plan takes. */
+bool loom__many_ranks(int64_t ranks);
+
 /* What the strategy's pipeline fields say without a model and a batch. */
 void loom__check_strategy_pipeline(const loom_megatron_strategy_config *strategy, loom__faults *faults);
 /* The layers on the stages, and the microbatches of every batch size of the run in the schedule. data_parallel: ranks,

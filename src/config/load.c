@@ -409,6 +409,8 @@ static void finish_fields(loader *load) {
             loom__field_set_default(field, defaults_of(config->model.config.architecture), config);
         if (!from->given)
             continue;
+        if (load->plan && strcmp(field->path, "ranks") == 0 && loom__many_ranks(config->ranks))
+            continue;
         place_text(load, from->by, from->line, from->column, place, sizeof place);
         int64_t before = load->faults.count;
         loom__field_check(field, config, place, &load->faults);
@@ -557,6 +559,17 @@ static loom_status load_fields(loader *load, const char *text, size_t length, co
     return LOOM_OK;
 }
 
+/* A run writes its model at the end, and is refused at the begin where it could not. */
+static void check_export(const loom_run_config *config, loom__faults *faults) {
+    const loom_megatron_strategy_config *strategy = &config->strategy;
+    int64_t tp = strategy->tensor_model_parallel_size;
+    loom__model_spec spec = {.config = config->model.config};
+    if (!config->export_model || loom__model_config_complete_planned(&spec.config, tp, tp > 1) ||
+        !loom__hf_check(&spec))
+        return;
+    loom__faults_add(faults, LOOM_ERR_UNSUPPORTED, "%s (export=false trains without writing it)", loom_error_message());
+}
+
 /* What goes on where a run is planned: the whole is checked together with the fields. */
 static loom_status check_plan(loader *load, const loom_plan_check *check) {
     loom_run_config *config = &load->owner->config;
@@ -569,6 +582,8 @@ static loom_status check_plan(loader *load, const loom_plan_check *check) {
     /* The check says them again, without the places that loading has put before them. */
     loom__faults_begin(load->faults.not_built);
     loom__check_planned(config, load->faulty, check->world_size, &load->faults);
+    if (load->faults.count == 0 && check->translated == 0)
+        check_export(config, &load->faults);
     return LOOM_OK;
 }
 

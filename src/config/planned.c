@@ -72,8 +72,20 @@ static bool fill_in(loom_run_config *config, bool *faulty) {
     return true;
 }
 
+bool loom__many_ranks(int64_t ranks) {
+    return ranks > (int64_t)loom__fields[loom__field_find("ranks")].high && ranks <= INT32_MAX;
+}
+
 void loom__check_planned(const loom_run_config *config, const bool *faulty, int64_t world_size, loom__faults *faults) {
     loom_run_config sound = *config;
+    if (loom__many_ranks(config->ranks)) {
+        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
+            "not supported yet: ranks=%lld (threads of one process); what works: a launcher such as mpirun, or at most "
+            "%lld",
+            (long long)config->ranks, (long long)loom__fields[loom__field_find("ranks")].high);
+        world_size = world_size > 0 ? world_size : config->ranks;
+        sound.ranks = 1;
+    }
     for (int64_t i = 0; i < loom__field_count; i++)
         if (faulty[i])
             loom__field_set_default(&loom__fields[i], NULL, &sound);

@@ -365,8 +365,8 @@ static void add_chunks(loom__translator *t, const sums *s, int64_t stages) {
 
 static void add_sums(loom__translator *t, const sums *s, const char *tokenizer) {
     int64_t stages = s->stages > 0 ? s->stages : 1;
-    if (!s->ranks_unknown && (s->per_node > 0 || s->nodes > 0)) /* torchrun's default is one of each */
-        t->made.world_size = (s->per_node > 0 ? s->per_node : 1) * (s->nodes > 0 ? s->nodes : 1);
+    if (!s->ranks_unknown) /* torchrun's default is one of each */
+        loom__translator_set_ranks(t, s->per_node, s->nodes);
     if (s->bf16 && s->fp16)
         loom__translator_fault(t, "--fp16: found together with --bf16, expected one of them");
     add_chunks(t, s, stages);

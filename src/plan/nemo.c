@@ -292,7 +292,7 @@ static loom_status translate(reader *r, const char *name, const char *text, size
         /* The corpus is not needed; whatever the file says of it must not be looked for. */
         loom__translator_add(&r->t, "data.kind", "mock");
         if (!r->ranks_unknown && r->devices > 0)
-            r->t.made.world_size = r->devices * (r->nodes > 0 ? r->nodes : 1);
+            loom__translator_set_ranks(&r->t, r->devices, r->nodes);
     }
     loom__yaml_destroy(yaml);
     return status;

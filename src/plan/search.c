@@ -15,7 +15,7 @@ typedef enum reason { TENSOR, SEQUENCE, LAYERS, BATCH, SCHEDULE, EXPERTS, OTHER,
 
 static const char *const reasons[REASONS] = {
     [TENSOR] = "the tensor size does not divide heads, query groups or widths",
-    [SEQUENCE] = "the sequence does not divide",
+    [SEQUENCE] = "the sequence does not divide, or context ranks cannot share heads",
     [LAYERS] = "the layers do not divide over stages and chunks",
     [BATCH] = "the global batch is no whole number of microbatches",
     [SCHEDULE] = "the microbatches make no interleaved schedule",
@@ -55,6 +55,7 @@ static void fall(seeker *s, reason why, const choice *c) {
 
 static loom_run_config with(const seeker *s, const choice *c, loom_recompute recompute) {
     loom_run_config made = *s->config;
+    made.ranks = 1; /* threads of a process are fewer than what is planned */
     made.strategy.tensor_model_parallel_size = c->tp;
     made.strategy.pipeline_model_parallel_size = c->pp;
     made.strategy.virtual_pipeline_model_parallel_size = c->chunks > 1 ? c->chunks : 0;
@@ -86,11 +87,12 @@ static bool is_legal(seeker *s, const choice *c) {
     loom_stage_split split = loom_stage_split_of(strategy, &model);
     reason why = REASONS;
     int64_t chunks;
-    if (model.seq_length % ((c->tp > 1 ? c->tp : 1) * (cp > 1 ? 2 * cp : 1)) != 0)
+    bool heads = model.num_attention_heads % c->tp == 0;
+    if (loom__model_config_complete_planned(&model, c->tp, c->tp > 1))
+        why = heads && model.seq_length % c->tp != 0 ? SEQUENCE : TENSOR;
+    else if (loom__model_config_check_context(&model, c->tp, cp, c->tp > 1))
         why = SEQUENCE;
-    else if (loom__model_config_complete_planned(&model, c->tp, c->tp > 1))
-        why = TENSOR;
-    else if (model.moe.num_moe_experts % c->ep != 0 || s->world % (etp * c->ep * c->pp) != 0)
+    else if (loom__model_config_check_expert_ranks(&model, c->ep, etp) || s->world % (etp * c->ep * c->pp) != 0)
         why = EXPERTS;
     else if (global % unit != 0)
         why = BATCH;
@@ -108,6 +110,9 @@ static bool is_legal(seeker *s, const choice *c) {
         .group = c->chunks > 1 ? strategy->microbatch_group_size_per_vp_stage : 0};
     if (why == REASONS && loom_schedule_config_check(&schedule))
         why = SCHEDULE;
+    /* Whatever else a run is asked. */
+    if (why == REASONS && loom_run_config_check(&config, s->world) == LOOM_ERR_CONFIG)
+        why = OTHER;
     if (why != REASONS)
         fall(s, why, c);
     return why == REASONS;
@@ -258,7 +263,9 @@ loom_status loom_plan_search_make(
     loom_plan *plan;
     LOOM_TRY(loom__plan_make(config, options, FORWARDS, &plan));
     given.data.global_batch_size = plan->global_batch_size;
-    seeker s = {.config = &given, .options = options, .world = plan->world};
+    loom_plan_options of_all = *options;
+    of_all.world_size = plan->world;
+    seeker s = {.config = &given, .options = &of_all, .world = plan->world};
     loom_plan_destroy(plan);
     s.search = calloc(1, sizeof *s.search);
     loom_status status = s.search ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory for a search");

@@ -1,6 +1,7 @@
 /* What the readers of other programs' configurations share. A translation is a list of overrides, so that the checks of
  * a run file, and their words, are those of any other configuration. */
 #include "plan/translation.h"
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +69,18 @@ void loom__translator_fault(loom__translator *translator, const char *format, ..
     va_start(arguments, format);
     add_line(translator->faults, name, format, arguments);
     va_end(arguments);
+}
+
+void loom__translator_set_ranks(loom__translator *translator, int64_t a_node, int64_t nodes) {
+    if (a_node == 0 && nodes == 0)
+        return;
+    a_node = a_node > 0 ? a_node : 1;
+    nodes = nodes > 0 ? nodes : 1;
+    if (a_node > INT32_MAX / nodes)
+        loom__translator_fault(translator, "found %" PRId64 " ranks on each of %" PRId64 " nodes, expected at most %d",
+            a_node, nodes, INT32_MAX);
+    else
+        translator->made.world_size = a_node * nodes;
 }
 
 loom_status loom__translator_end(loom__translator *translator, loom_status status, loom_plan_translation *out) {

@@ -13,7 +13,8 @@
 
 static const char *const common[] = {"steps=2", "model.architecture=llama", "model.num_layers=8",
     "model.hidden_size=128", "model.ffn_hidden_size=352", "model.num_attention_heads=8", "model.num_query_groups=4",
-    "model.seq_length=128", "model.vocab_size=1000", "data.kind=mock", "data.micro_batch_size=2", "optim.lr=1e-3"};
+    "model.seq_length=128", "model.vocab_size=1000", "data.kind=mock", "data.micro_batch_size=2", "optim.lr=1e-3",
+    "export=false"};
 enum { COMMON = sizeof common / sizeof *common };
 
 static const planned_case cases[] = {

@@ -20,7 +20,7 @@
 static const char *const common[] = {"steps=2", "model.architecture=llama", "model.num_layers=4",
     "model.hidden_size=64", "model.ffn_hidden_size=128", "model.num_attention_heads=4", "model.num_query_groups=2",
     "model.seq_length=64", "model.vocab_size=256", "data.kind=mock", "data.micro_batch_size=2",
-    "data.global_batch_size=16", "optim.lr=1e-3"};
+    "data.global_batch_size=16", "optim.lr=1e-3", "export=false"};
 enum { COMMON = sizeof common / sizeof *common, MOST_RANKS = 8 };
 
 static const planned_case cases[] = {

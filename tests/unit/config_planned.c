@@ -269,9 +269,49 @@ static void a_model_with_parts_that_are_not_built_is_completed(void **state) {
     assert_int_equal(load(fields, &config, &not_built), LOOM_OK);
     assert_string_equal(not_built,
         "not supported yet: model.moe_shared_expert_overlap=true (mixture of experts); only false works\n"
-        "not supported yet: experts with biases (add_bias_linear or add_mlp_bias true with num_moe_experts)");
+        "not supported yet: experts with biases (add_bias_linear or add_mlp_bias true with num_moe_experts)\n"
+        "not supported yet: Hugging Face files of a llama model with experts (export=false trains without writing it)");
     free(not_built);
     loom_run_config_destroy(config);
+}
+
+/* Training is refused at the begin where the model could not be written at the end. */
+static void a_model_that_cannot_be_written_is_told(void **state) {
+    static const char *const cases[][FIELDS] = {
+        {"model.rotary_percent=0.5"}, {"model.rotary_percent=0.5", "export=false"}, {"model.rotary_percent=1.0"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        loom_run_config *config = NULL;
+        char *not_built = NULL;
+        assert_int_equal(load(cases[i], &config, &not_built), LOOM_OK);
+        assert_string_equal(not_built,
+            i > 0 ? ""
+                  : "not supported yet: Hugging Face files of a llama model with rotary_percent below 1 (export=false "
+                    "trains without writing it)");
+        free(not_built);
+        loom_run_config_destroy(config);
+    }
+}
+
+/* A plan takes more ranks than threads; beyond 2^31 they are no ranks. */
+static void more_ranks_than_threads_are_planned(void **state) {
+    loom_run_config *config = NULL;
+    char *not_built = NULL;
+    (void)state;
+    assert_int_equal(
+        load((const char *const[FIELDS]){"ranks=16384", "data.global_batch_size=16384"}, &config, &not_built), LOOM_OK);
+    assert_int_equal(config->ranks, 16384);
+    assert_string_equal(not_built, "not supported yet: ranks=16384 (threads of one process); what works: a launcher "
+                                   "such as mpirun, or at most 4096");
+    free(not_built);
+    loom_run_config_destroy(config);
+    assert_int_equal(load((const char *const[FIELDS]){"ranks=16384", "data.global_batch_size=10"}, &config, &not_built),
+        LOOM_ERR_CONFIG);
+    assert_string_equal(loom_error_message(),
+        "data.global_batch_size: found 10, expected a multiple of 16384 (data.micro_batch_size 1 times 16384 "
+        "data-parallel ranks): the nearest legal size is 16384");
+    assert_int_equal(load((const char *const[FIELDS]){"ranks=2147483648"}, &config, &not_built), LOOM_ERR_CONFIG);
+    assert_string_equal(loom_error_message(), "override: ranks: found 2147483648, expected an integer from 1 to 4096");
 }
 
 static void a_mixtral_has_the_defaults_of_a_llama(void **state) {
@@ -321,6 +361,8 @@ int main(void) {
         cmocka_unit_test(all_faults_of_a_broken_configuration_come_at_once),
         cmocka_unit_test(what_is_not_built_is_told_and_no_fault),
         cmocka_unit_test(a_model_with_parts_that_are_not_built_is_completed),
+        cmocka_unit_test(a_model_that_cannot_be_written_is_told),
+        cmocka_unit_test(more_ranks_than_threads_are_planned),
         cmocka_unit_test(a_mixtral_has_the_defaults_of_a_llama),
         cmocka_unit_test(what_is_filled_in_between_counts),
     };

@@ -102,6 +102,43 @@ static void mixtral_uses_13_of_its_47_billion(void **state) {
     forget(&p);
 }
 
+/* Activations of a layer, bytes for each of s*b*h, told by a layer more. */
+static double bytes_of_a_layer(const char *recompute) {
+    double activations[2];
+    for (int i = 0; i < 2; i++) {
+        char layers[32], kept[32];
+        snprintf(layers, sizeof layers, "model.num_layers=%d", 8 + i);
+        snprintf(kept, sizeof kept, "model.recompute=%s", recompute);
+        const char *fields[] = {"steps=1", "model.architecture=gpt2", "model.hidden_size=12288",
+            "model.num_attention_heads=96", "model.seq_length=2048", "model.vocab_size=51200", "data.kind=mock",
+            "model.hidden_dropout=0.1", "model.attention_dropout=0.1", "precision=bf16-mixed", layers, kept};
+        const loom_plan_check check = {.world_size = 0};
+        const loom_plan_options options = loom_plan_options_default();
+        loom_run_config *config = NULL;
+        loom_plan *plan = NULL;
+        char *not_built = NULL;
+        if (loom_run_config_load_planned(NULL, fields, sizeof fields / sizeof *fields, &check, &config, &not_built) ||
+            loom_plan_make(config, &options, &plan))
+            fail_msg("%s", loom_error_message());
+        activations[i] = plan->stages[0].memory.activations;
+        loom_plan_destroy(plan);
+        loom_run_config_destroy(config);
+        free(not_built);
+    }
+    return (activations[1] - activations[0]) / (2048.0 * 12288);
+}
+
+/* Korthikanti et al. 2023: 34 + 5 a s/h, 34 without the core of attention, 2 where a layer is recomputed. Masks of
+ * dropout (2) and scores are not kept here, but an fp32 number of each query and head (4 a/h); beside these the
+ * statistics and widened weights of norms. */
+static void a_layer_keeps_what_the_paper_counts_without_masks_and_scores(void **state) {
+    (void)state;
+    const double heads = 96, h = 12288, of_norms = 0.006;
+    assert_true(fabs(bytes_of_a_layer("none") - 32 - 4 * heads / h) < of_norms);
+    assert_true(fabs(bytes_of_a_layer("selective") - 32) < of_norms);
+    assert_true(fabs(bytes_of_a_layer("full") - 2) < of_norms);
+}
+
 static void an_encoder_is_refused_by_name(void **state) {
     static const char *const fields[] = {"steps=1", "model.architecture=t5", "model.num_layers=2",
         "model.hidden_size=8", "model.num_attention_heads=2", "model.seq_length=8", "model.vocab_size=16",
@@ -125,6 +162,7 @@ int main(void) {
         cmocka_unit_test(a_trillion_parameters_on_3072_ranks),
         cmocka_unit_test(llama_405b_is_cut_as_published),
         cmocka_unit_test(mixtral_uses_13_of_its_47_billion),
+        cmocka_unit_test(a_layer_keeps_what_the_paper_counts_without_masks_and_scores),
         cmocka_unit_test(an_encoder_is_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -356,6 +356,24 @@ static void a_search_cuts_the_embedding_and_the_loss_as_layers(void **state) {
     forget(&p);
 }
 
+/* The ranks of the file, more than there are threads; a length that two context ranks of two tensor ranks can cut and
+ * of four cannot; heads of which each context rank needs a whole number. */
+static void a_search_asks_what_a_run_is_asked(void **state) {
+    static const char *const lengths[] = {"model.seq_length=36", "model.seq_length=64"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        planned p = PLAN(0, "ranks=8192", "strategy.context_parallel_size=2", "model.cp_comm_type=a2a", lengths[i],
+            "data.global_batch_size=8192");
+        loom_plan_search *search;
+        assert_int_equal(loom_plan_search_make(p.config, &p.options, &search), LOOM_OK);
+        assert_true(seconds_found(search, &(choice){2, 1, 1, 1, 1}) > 0);
+        assert_true((seconds_found(search, &(choice){4, 1, 1, 1, 1}) > 0) == (i == 1));
+        assert_true(seconds_found(search, &(choice){8, 1, 1, 1, 1}) < 0);
+        loom_plan_search_destroy(search);
+        forget(&p);
+    }
+}
+
 static void sizes_beyond_all_numbers_are_refused(void **state) {
     static const char *const extremes[] = {"data.micro_batch_size=9007199254740992",
         "model.moe_ffn_hidden_size=9007199254740992", "model.moe_router_topk=9007199254740992",
@@ -405,6 +423,7 @@ int main(void) {
         cmocka_unit_test(sizes_beyond_all_numbers_are_refused),
         cmocka_unit_test(a_search_gives_what_fits_fastest_first_and_why_others_fall),
         cmocka_unit_test(a_search_finds_all_that_fit_and_nothing_else),
+        cmocka_unit_test(a_search_asks_what_a_run_is_asked),
         cmocka_unit_test(a_search_cuts_the_embedding_and_the_loss_as_layers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -116,6 +116,8 @@ static void broken_command_lines_are_named(void **state) {
         {"--num-layers 24 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 5",
             "file: --num-layers-per-virtual-pipeline-stage: found 5, expected a divisor of the 12 layers of a stage: "
             "the nearest legal 4 or 6"},
+        {"torchrun --nproc_per_node=2147483647 --nnodes 3 x.py",
+            "file: found 2147483647 ranks on each of 3 nodes, expected at most 2147483647"},
         {"--bf16 --fp16", "file: --fp16: found together with --bf16, expected one of them"},
         {"--num-layers 24 --num-layers-per-virtual-pipeline-stage 24", ""},
     };
