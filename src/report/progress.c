@@ -79,7 +79,8 @@ static void bar(const loom_progress *progress, int64_t step, size_t room, char t
 /* A line that is longer than the terminal would be wrapped, and then not be rewritten but scroll: what says least goes
  * first, and the bar has what room the others leave. */
 static void put_line(loom_progress *progress, const loom_step_report *report, bool last) {
-    char cells[WIDEST_BAR + BAR_EDGES + 1] = "", tokens[48] = "", share[32] = "", left[48] = "", step[64], loss[32];
+    char cells[WIDEST_BAR + BAR_EDGES + 1] = "", tokens[48] = "", share[32] = "", left[48] = "", dropped[32] = "";
+    char step[64], loss[32];
     int width = snprintf(NULL, 0, "%lld", (long long)progress->steps);
     snprintf(step, sizeof step, "step %*lld/%lld", width, (long long)report->step, (long long)progress->steps);
     loss_text(report->loss, loss, sizeof loss);
@@ -87,23 +88,29 @@ static void put_line(loom_progress *progress, const loom_step_report *report, bo
         rate(report->tokens_per_second, tokens, sizeof tokens);
     if (report->gemm_share <= 1)
         snprintf(share, sizeof share, "  %.0f%% of GEMM rate", report->gemm_share * 100);
+    if (report->router && report->router->dropped > 0)
+        snprintf(dropped, sizeof dropped, "  %.1f%% dropped",
+            100 * (double)report->router->dropped / (double)report->router->choices);
     if (progress->mean_seconds > 0)
         duration(progress->mean_seconds * (double)(progress->steps - report->step), left, sizeof left);
     if (!progress->terminal) {
-        fprintf(progress->out, "%s%s%s%s%s\n", step, loss, tokens, share, left);
+        fprintf(progress->out, "%s%s%s%s%s%s\n", step, loss, dropped, tokens, share, left);
         return;
     }
     size_t most = (size_t)columns(progress) - 1;
-    char *const least_first[] = {share, tokens, left, loss};
-    size_t length = strlen(step) + strlen(loss) + strlen(tokens) + strlen(share) + strlen(left);
-    for (int i = 0; i < 4 && length > most; i++) {
+    char *const least_first[] = {share, dropped, tokens, left, loss};
+    const size_t parts = sizeof least_first / sizeof *least_first;
+    size_t length = strlen(step);
+    for (size_t i = 0; i < parts; i++)
+        length += strlen(least_first[i]);
+    for (size_t i = 0; i < parts && length > most; i++) {
         length -= strlen(least_first[i]);
         least_first[i][0] = '\0';
     }
     if (length < most)
         bar(progress, report->step, most - length, cells);
-    fprintf(progress->out, "\r%s%.*s%s%s%s%s\033[K%s", cells, most < sizeof step ? (int)most : (int)sizeof step, step,
-        loss, tokens, share, left, last ? "\n" : "");
+    fprintf(progress->out, "\r%s%.*s%s%s%s%s%s\033[K%s", cells, most < sizeof step ? (int)most : (int)sizeof step, step,
+        loss, dropped, tokens, share, left, last ? "\n" : "");
     progress->open = !last;
 }
 

@@ -51,10 +51,17 @@ static inline int64_t loom__descriptor_count(const loom__parameter_descriptor *d
 typedef struct loom__model_spec {
     loom_model_config config; /* every derived value filled in (ffn, groups, channels, padded vocabulary) */
     int64_t count;
-    loom__parameter_descriptor *parameters;      /* in model order: embedding, layers, final norm, head */
+    loom__parameter_descriptor *parameters;      /* in model order: embedding, layers, final norm, head; behind them */
+    int64_t module_buffers;                      /* so many that are no parameters: fp32 whatever the precision is,
+                                                    without a gradient, saved with the model; replicated, 1 dimension */
     const loom__parameter_descriptor *tied_head; /* not one of `count`: the copy of tied word embeddings that a last
                                                     stage holds where it is not the first; NULL without a tie */
 } loom__model_spec;
+
+/* Parameters and module buffers. */
+static inline int64_t loom__spec_tensors(const loom__model_spec *spec) {
+    return spec->count + spec->module_buffers;
+}
 
 /* Fills in the derived values of a configuration for tp tensor ranks and checks it; every fault is named, with the
  * legal values (heads, groups and tp; hidden and tp; …). sequence_parallel: seq_length must be divisible by tp. */
@@ -73,6 +80,8 @@ bool loom__context_type_is(const loom_model_config *config, const char *type);
 bool loom__layer_has_experts(const loom_model_config *config, int64_t layer);
 /* How their router chooses. */
 loom__router loom__model_router(const loom_model_config *config);
+/* The coefficient of that type of balance loss; 0 where the configuration has not chosen it. */
+double loom__balance_coefficient(const loom_moe_config *moe, const char *type);
 /* Fills in and checks the fields of experts; every fault is added to `faults`. */
 struct loom__faults;
 void loom__model_config_complete_experts(
