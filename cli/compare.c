@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WIDTH = 64, HEIGHT = 14, NOTE_BYTES = 768, MOST_NOISE = 16, KEY_HTML = 1, KEY_NOISE };
+enum { WIDTH = 64, HEIGHT = 14, NOTE_BYTES = 768, OTHER_BYTES = 160, MOST_NOISE = 16, KEY_HTML = 1, KEY_NOISE };
 
 typedef struct arguments {
     const char *folders[2], *html;
@@ -136,13 +136,35 @@ static loom_status print_field(void *context, const char *field, const char *a, 
     return LOOM_OK;
 }
 
+/* The first common step that the two do at another rate, or behind another number of samples: fields of the layout
+ * decide that as well where a run file leaves it to them. "" where there is none. */
+static void other_step(const loom_run_record *a, const loom_run_record *b, char what[OTHER_BYTES]) {
+    *what = '\0';
+    for (int64_t i = 0, j = 0; i < a->count && j < b->count && !*what;) {
+        const loom_step_report *x = &a->reports[i], *y = &b->reports[j];
+        i += x->step <= y->step;
+        j += y->step <= x->step;
+        if (x->step != y->step)
+            continue;
+        if (x->consumed_samples != y->consumed_samples && x->consumed_samples && y->consumed_samples)
+            snprintf(what, OTHER_BYTES, "%" PRId64 " and %" PRId64 " samples after step %" PRId64, x->consumed_samples,
+                y->consumed_samples, x->step);
+        else if (fabs(x->learning_rate - y->learning_rate) > 1e-6 * fabs(x->learning_rate))
+            snprintf(what, OTHER_BYTES, "learning rates of %.4g and %.4g in step %" PRId64, x->learning_rate,
+                y->learning_rate, x->step);
+    }
+}
+
 /* ---- the verdict ---- */
 
-static void verdict(const loom_run_difference *d, const fields *of, char note[NOTE_BYTES]) {
+static void verdict(const loom_run_difference *d, const fields *of, const char *other, char note[NOTE_BYTES]) {
     const char *what = d->of_norm ? "gradient norms" : "losses";
     if (d->beyond > 0 && of->others > 0)
         snprintf(note, NOTE_BYTES, "not the same training (%s differs): the %s are apart by %.2g at step %" PRId64,
             of->first, what, d->at, d->beyond);
+    else if (d->beyond > 0 && *other)
+        snprintf(note, NOTE_BYTES, "not the same training (%s): the %s are apart by %.2g at step %" PRId64, other, what,
+            d->at, d->beyond);
     else if (d->beyond > 0)
         snprintf(note, NOTE_BYTES,
             "beyond rounding noise from step %" PRId64 ": the %s differ by %.2g there, rounding explains %.2g",
@@ -178,7 +200,7 @@ static loom_status compare(const arguments *given, const compared *c, bool *beyo
     loom_run_record *const *runs = c->runs;
     loom_run_difference d;
     fields of = {0};
-    char note[NOTE_BYTES];
+    char note[NOTE_BYTES], other[OTHER_BYTES];
     LOOM_TRY(loom_runs_compare(runs[0], runs[1], noise_of(c), c->noise_count, &d));
     for (int k = 0; k < 2; k++)
         printf("%c  %s: %" PRId64 " steps, the last with loss %.6f\n", "ab"[k], runs[k] -> folder, runs[k] -> count,
@@ -194,7 +216,8 @@ static loom_status compare(const arguments *given, const compared *c, bool *beyo
     printf("common steps %" PRId64 " to %" PRId64 ": %" PRId64 " of %" PRId64
            " losses have the same bits; the relative difference begins with %.2g\n",
         d.first, d.last, d.equal, d.common, d.begin);
-    verdict(&d, &of, note);
+    other_step(runs[0], runs[1], other);
+    verdict(&d, &of, other, note);
     puts(note);
     *beyond = d.beyond > 0;
     return given->html ? write_page(given->html, c, &d, note) : LOOM_OK;
@@ -205,19 +228,23 @@ static loom_status note_field(void *context, const char *field, const char *a, c
     (void)a, (void)b;
     char *first = context;
     if (!*first && !is_of_layout(field))
-        snprintf(first, NOTE_BYTES, "%s", field);
+        snprintf(first, OTHER_BYTES / 2, "%s", field);
     return LOOM_OK;
 }
 
 static loom_status check_noise(const compared *c) {
     for (int k = 0; k < c->noise_count; k++) {
-        char first[NOTE_BYTES] = "";
+        char first[OTHER_BYTES] = "";
         loom_status status = loom_runs_compare_config(c->runs[0], c->noise[k], note_field, first);
         if (status && status != LOOM_ERR_NOT_FOUND)
             return status;
         if (*first)
+            snprintf(first + strlen(first), OTHER_BYTES - strlen(first), " differs");
+        else
+            other_step(c->runs[0], c->noise[k], first);
+        if (*first)
             return loom_fail(LOOM_ERR_ARGUMENT,
-                "--noise: %s is not the training of %s (%s differs): expected one that differs by its layout alone",
+                "--noise: %s is not the training of %s (%s): expected one that differs by its layout alone",
                 c->noise[k]->folder, c->runs[0]->folder, first);
     }
     return LOOM_OK;
