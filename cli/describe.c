@@ -355,12 +355,6 @@ static void take_size(char *override, size_t bytes, const char *option, const ch
 static error_t take(int key, char *text, struct argp_state *state) {
     arguments *to = state->input;
     switch (key) {
-    case 'm':
-        to->model.hf = text;
-        return 0;
-    case LOOM_CLI_KEY_CHECKPOINT:
-        to->model.checkpoint = text;
-        return 0;
     case 'j':
         to->json = true;
         return 0;
@@ -382,7 +376,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
         loom_cli_model_source_check(&to->model, state);
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return loom_cli_take_model(&to->model, key, text);
     }
 }
 

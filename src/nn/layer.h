@@ -40,6 +40,7 @@ typedef struct loom__layer {
     /* Of a layer of experts: the router, and the weights of this rank's experts in order; NULL elsewhere. The lists are
      * the layer's own. */
     loom_parameter *router, **experts_fc1, **experts_fc2;
+    loom__router_memory *router_memory; /* the layer's own */
     int64_t expert_count;
 } loom__layer;
 

@@ -51,6 +51,8 @@ static const char *family_cannot(const family *has, const loom_model_config *con
         return has->experts ? "no experts" : "experts";
     if (has->experts && (config->moe.moe_layer_freq > 1 || config->moe.moe_shared_expert_intermediate_size > 0))
         return "layers without experts, or shared experts";
+    if (has->experts && config->moe.moe_router_enable_expert_bias)
+        return "moe_router_enable_expert_bias true";
     if (config->scale_embeddings != has->scaled)
         return has->scaled ? "scale_embeddings false" : "scale_embeddings true";
     return NULL;

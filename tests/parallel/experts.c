@@ -34,6 +34,14 @@ static void an_expert_and_a_rank_without_rows_go_along(void **state) {
     ALL_EQUAL_ONE_RANK(cases);
 }
 
+static void stages_without_experts_go_along(void **state) {
+    (void)state;
+    const shared_case cases[] = {{.pp = 4, .experts = 4, .freq = 4},
+        {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .freq = 4, .sharded = true},
+        {.pp = 2, .experts = 4, .freq = 4, .precision = "16-mixed"}};
+    ALL_EQUAL_ONE_RANK(cases);
+}
+
 /* The gradient of the router is in the norm of each step, and in what the next one makes of it. */
 static void losses_of_the_router_weigh_the_same(void **state) {
     (void)state;
@@ -108,6 +116,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_are_shared_out_in_any_way),
         cmocka_unit_test(an_expert_and_a_rank_without_rows_go_along),
+        cmocka_unit_test(stages_without_experts_go_along),
         cmocka_unit_test(losses_of_the_router_weigh_the_same),
         cmocka_unit_test(losses_of_the_router_reach_its_gradient),
         cmocka_unit_test(what_finds_no_room_is_dropped_on_any_rank),
