@@ -323,8 +323,13 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
             config->data.tokenizer && strcmp(config->data.tokenizer, "byte") != 0
                 ? "at least as many as data.tokenizer has tokens"
                 : "an integer >= 1");
-    if (model.architecture && strcmp(model.architecture, "mixtral") == 0 && model.moe.num_moe_experts == 0)
-        missing(faults, "model.num_moe_experts", "an integer >= 1 with model.architecture mixtral");
+    static const char *const sparse[] = {"mixtral", "qwen2_moe", "qwen3_moe"};
+    for (size_t i = 0; i < sizeof sparse / sizeof *sparse; i++) {
+        char expected[96];
+        snprintf(expected, sizeof expected, "an integer >= 1 with model.architecture %s", sparse[i]);
+        if (model.architecture && strcmp(model.architecture, sparse[i]) == 0 && model.moe.num_moe_experts == 0)
+            missing(faults, "model.num_moe_experts", expected);
+    }
     int64_t tp = strategy->tensor_model_parallel_size, etp = strategy->expert_tensor_parallel_size;
     bool sequence_parallel = strategy->sequence_parallel && tp > 1;
     if (faults->count == before)

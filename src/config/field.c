@@ -3,6 +3,7 @@
  * default can never be a value that the reader would not take. */
 #include "config/field.h"
 #include "base/nearest.h"
+#include "spec/parameter.h"
 #include <inttypes.h>
 #include <locale.h>
 #include <math.h>
@@ -27,6 +28,7 @@ static bool set_null(const loom__field *field, loom_run_config *config) {
         [LOOM__FIELD_CHOICE] = sizeof(char *),
         [LOOM__FIELD_ENUM] = sizeof(int),
         [LOOM__FIELD_INTS] = sizeof(int64_t),
+        [LOOM__FIELD_LAYERS] = sizeof(loom_moe_layer_freq),
         [LOOM__FIELD_PATHS] = sizeof(loom_data_path *),
         [LOOM__FIELD_OBJECT] = sizeof(void *)};
     if (!field->nullable)
@@ -46,6 +48,29 @@ static bool set_ints(
         if (!loom__yaml_is_int(loom__yaml_at(yaml, node->items[i]), &values[i]) || values[i] < 1)
             return false;
     memcpy(loom__field_at(field, config), values, sizeof *values * (size_t)field->capacity);
+    return true;
+}
+
+/* A number, a list, or Megatron's text of one. */
+static bool set_layers(
+    const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node, loom_run_config *config) {
+    loom_moe_layer_freq made = {0};
+    int64_t value;
+    if (node->kind == LOOM__YAML_MAPPING || node->count > LOOM_MOE_LAYERS_MAX)
+        return false;
+    if (node->kind == LOOM__YAML_SCALAR) {
+        if (!loom__yaml_is_int(node, &made.every) && !loom__moe_layer_freq_parse(node->text, &made))
+            return false;
+    } else {
+        for (int64_t i = 0; i < node->count; i++) {
+            if (!loom__yaml_is_int(loom__yaml_at(yaml, node->items[i]), &value) || value < 0 || value > 1)
+                return false;
+            made.list[made.length++] = (uint8_t)value;
+        }
+    }
+    if (made.length == 0 && made.every < 1)
+        return false;
+    memcpy(loom__field_at(field, config), &made, sizeof made);
     return true;
 }
 
@@ -82,6 +107,8 @@ bool loom__field_set(
         return set_null(field, config);
     if (field->kind == LOOM__FIELD_INTS)
         return set_ints(field, yaml, node, config);
+    if (field->kind == LOOM__FIELD_LAYERS)
+        return set_layers(field, yaml, node, config);
     if (node->kind != LOOM__YAML_SCALAR)
         return false;
     void *at = loom__field_at(field, config);
@@ -110,6 +137,7 @@ bool loom__field_set(
     case LOOM__FIELD_ENUM:
         return set_choice(field, node, config);
     case LOOM__FIELD_INTS:
+    case LOOM__FIELD_LAYERS:
     case LOOM__FIELD_PATHS:
     case LOOM__FIELD_OBJECT:
         break;
@@ -134,6 +162,7 @@ void loom__field_copy(const loom__field *field, const loom_run_config *from, loo
         [LOOM__FIELD_CHOICE] = sizeof(const char *),
         [LOOM__FIELD_ENUM] = sizeof(int),
         [LOOM__FIELD_INTS] = sizeof(int64_t),
+        [LOOM__FIELD_LAYERS] = sizeof(loom_moe_layer_freq),
         [LOOM__FIELD_OBJECT] = 0};
     size_t count = field->kind == LOOM__FIELD_INTS ? (size_t)field->capacity : 1;
     memcpy(loom__field_at(field, to), loom__field_at(field, from), count * sizes[field->kind]);
@@ -230,6 +259,13 @@ static void write_ints(const int64_t *values, int capacity, FILE *to) {
     fputc(']', to);
 }
 
+static void write_layers(const loom_moe_layer_freq *freq, FILE *to) {
+    if (freq->length == 0)
+        fprintf(to, "%" PRId64, freq->every);
+    for (int64_t i = 0; i < freq->length; i++)
+        fprintf(to, "%s%d%s", i ? ", " : "[", freq->list[i], i + 1 < freq->length ? "" : "]");
+}
+
 static void write_choice(const loom__field *field, int value, FILE *to) {
     for (int i = 0; i < field->choice_count; i++)
         if (field->choices[i].value == value) {
@@ -257,6 +293,7 @@ static bool is_null_value(const loom__field *field, const loom_run_config *confi
         return *(const int64_t *)((const char *)config + field->count_offset) == 0;
     case LOOM__FIELD_BOOL:
     case LOOM__FIELD_ENUM:
+    case LOOM__FIELD_LAYERS:
         break;
     }
     return false;
@@ -289,6 +326,9 @@ void loom__field_write(const loom__field *field, const loom_run_config *config, 
         break;
     case LOOM__FIELD_INTS:
         write_ints(at, field->capacity, to);
+        break;
+    case LOOM__FIELD_LAYERS:
+        write_layers(at, to);
         break;
     case LOOM__FIELD_PATHS:
         write_paths(
@@ -357,6 +397,9 @@ static void write_expected(const loom__field *field, FILE *to) {
     case LOOM__FIELD_INTS:
         fprintf(to, "a list of at most %d integers >= 1", field->capacity);
         break;
+    case LOOM__FIELD_LAYERS:
+        fprintf(to, "an integer >= 1, or a list of 0 and 1, one for each layer, of at most %d", LOOM_MOE_LAYERS_MAX);
+        break;
     case LOOM__FIELD_PATHS:
         fputs("a prefix, a list of prefixes, or of weights > 0 and prefixes in turn", to);
         break;
@@ -398,6 +441,8 @@ bool loom__field_is_default(const loom__field *field, const loom_run_config *con
         return memcmp(at, preset, sizeof(int)) == 0;
     case LOOM__FIELD_INTS:
         return memcmp(at, preset, sizeof(int64_t) * (size_t)field->capacity) == 0;
+    case LOOM__FIELD_LAYERS:
+        return memcmp(at, preset, sizeof(loom_moe_layer_freq)) == 0;
     case LOOM__FIELD_STRING:
     case LOOM__FIELD_CHOICE: {
         const char *a = *(const char *const *)at, *b = *(const char *const *)preset;
@@ -426,6 +471,7 @@ static bool is_legal(const loom__field *field, const loom_run_config *config) {
     const void *at = loom__field_at(field, config);
     if (is_null_value(field, config))
         return field->nullable;
+    const loom_moe_layer_freq *layers = at;
     switch (field->kind) {
     case LOOM__FIELD_INT:
         return in_range(field, (double)*(const int64_t *)at);
@@ -435,6 +481,8 @@ static bool is_legal(const loom__field *field, const loom_run_config *config) {
     case LOOM__FIELD_CHOICE:
     case LOOM__FIELD_ENUM:
         return choice_of(field, at) != NULL;
+    case LOOM__FIELD_LAYERS:
+        return layers->length > 0 ? layers->length <= LOOM_MOE_LAYERS_MAX : layers->every > 0 && !layers->length;
     case LOOM__FIELD_BOOL:
     case LOOM__FIELD_STRING:
     case LOOM__FIELD_INTS:

@@ -119,6 +119,8 @@ static void add_experts(list *to) {
         for (int64_t i = first; i < to->spec->count; i++)
             to->spec->parameters[i].expert = e;
     }
+    if (moe->moe_shared_expert_gate)
+        add(to, "mlp.shared_experts.gate_weight", 2, 1, to->spec->config.hidden_size)->sequence_partial = true;
     if (moe->moe_shared_expert_intermediate_size > 0)
         add_mlp(to, "mlp.shared_experts", moe->moe_shared_expert_intermediate_size);
 }
@@ -167,7 +169,7 @@ static void add_all(loom__model_spec *spec) {
 }
 
 loom_status loom__model_spec_create(const loom_model_config *completed, loom__model_spec **spec) {
-    enum { A_LAYER = 14, OUTSIDE = 5 }; /* parameters, at most; a tied head comes behind them */
+    enum { A_LAYER = 15, OUTSIDE = 5 }; /* parameters, at most; a tied head comes behind them */
     if (completed->num_layers < 1 || completed->padded_vocab_size < completed->vocab_size || completed->kv_channels < 1)
         return loom_fail(
             LOOM_ERR_ARGUMENT, "a model specification needs a completed configuration (loom__model_config_complete)");

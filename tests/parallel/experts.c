@@ -18,6 +18,12 @@ static void experts_are_shared_out_in_any_way(void **state) {
         {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .schedule = "zero-bubble"},
         {.ranks = 2, .experts = 4, .ep = 2, .freq = 2}, {.ranks = 2, .experts = 4, .ep = 2, .shared_width = 16},
         {.tp = 2, .sp = true, .experts = 4, .shared_width = 16, .freq = 3},
+        {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .layers = "0111"},
+        {.ranks = 4, .tp = 2, .sp = true, .experts = 4, .ep = 2, .layers = "0010", .shared_width = 16,
+            .shared_gate = true},
+        {.ranks = 4, .pp = 2, .tp = 2, .sp = true, .experts = 4, .shared_width = 16, .shared_gate = true,
+            .schedule = "zero-bubble"},
+        {.cp = 2, .experts = 4, .ep = 2, .shared_width = 16, .shared_gate = true, .precision = "bf16-mixed"},
         {.ranks = 2, .experts = 4, .ep = 2, .selective = true, .dropout = 0.1},
         {.ranks = 2, .experts = 4, .ep = 2, .precision = "bf16-mixed"},
         {.tp = 2, .sp = true, .experts = 4, .precision = "16-mixed"}};

@@ -65,6 +65,13 @@ static const memory_case cases[] = {
     {"experts in bf16, a shared one, layers without, recomputed",
         {"ranks=4", EXPERTS, "strategy.expert_model_parallel_size=2", "precision=bf16-mixed", "model.moe_layer_freq=2",
             "model.moe_shared_expert_intermediate_size=352", "model.recompute=full"}},
+    {"a gated shared expert in some layers",
+        {"ranks=2", EXPERTS, "strategy.tensor_model_parallel_size=2", "strategy.sequence_parallel=true",
+            "model.moe_layer_freq=([0]*1+[1]*2+[0])*2", "model.moe_shared_expert_intermediate_size=352",
+            "model.moe_shared_expert_gate=true"}},
+    {"a gated shared expert in bf16",
+        {"ranks=2", EXPERTS, "strategy.expert_model_parallel_size=2", "precision=bf16-mixed",
+            "model.moe_shared_expert_intermediate_size=352", "model.moe_shared_expert_gate=true"}},
     {"qwen3 in bf16, deep", {"ranks=1", "model.architecture=qwen3", "precision=bf16-mixed", "model.num_layers=12"}},
 };
 enum { CASES = sizeof cases / sizeof *cases };

@@ -21,6 +21,8 @@ typedef struct shared_case {
     double dropout;
     /* Of experts: 0 of them = a dense model. ep ranks share them, etp ranks share each (0 = tp). */
     int experts, topk, ep, etp, freq, shared_width;
+    const char *layers; /* "0110": which have experts */
+    bool shared_gate;
     const char *dispatcher, *balance, *score, *schedule;
     double coefficient, z, capacity;
     bool pre_softmax, by_position, padded, starved; /* starved: the router sends every token to expert 0 (and 1) */
@@ -70,8 +72,11 @@ static inline void set_experts(const shared_case *c, loom_model_config *config) 
     moe->num_moe_experts = c->experts;
     moe->moe_router_topk = c->topk ? c->topk : 2;
     moe->moe_ffn_hidden_size = 24;
-    moe->moe_layer_freq = c->freq ? c->freq : 1;
+    moe->moe_layer_freq.every = c->freq ? c->freq : 1;
+    for (const char *layer = c->layers; layer && *layer; layer++)
+        moe->moe_layer_freq.list[moe->moe_layer_freq.length++] = *layer == '1';
     moe->moe_shared_expert_intermediate_size = c->shared_width;
+    moe->moe_shared_expert_gate = c->shared_gate;
     if (c->dispatcher)
         moe->moe_token_dispatcher_type = c->dispatcher;
     if (c->balance)

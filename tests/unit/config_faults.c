@@ -356,7 +356,7 @@ TEST(what_is_not_built_is_refused_by_name) {
         "false works");
     expect_file("model: {architecture: t5}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:23: not supported yet: model.architecture=t5 (the architecture); what works: gpt2, llama, "
-        "mistral, mixtral, qwen2, qwen3, gemma");
+        "mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma");
     expect_file("checkpoint: {save_ckpt_format: zarr}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:32: not supported yet: checkpoint.save_ckpt_format=zarr (an outdated form, which Megatron-Core has "
         "given up); what works: torch_dist");
