@@ -3,6 +3,7 @@
 #include "layout_check.h"
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { STEPS = 3, MOST_STEPS = 1000 };
 
@@ -35,27 +36,52 @@ static void say(void *context, const char *line) {
     fflush(stdout);
 }
 
-static loom_status check(loom_run_config *config, int64_t steps, bool *beyond) {
-    loom_tokenizer *tokenizer = NULL;
-    loom_cli_layout_finding found;
-    if (loom_mpi_launched(NULL))
-        return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "check-layout runs one rank beside the layout's: not supported yet under a launcher; without one its ranks "
-            "are threads (field `ranks`)");
-    LOOM_TRY(loom_cli_open_tokenizer(config, &tokenizer));
-    loom_cli_layout_check given = {.config = config, .tokenizer = tokenizer, .steps = steps, .say = say};
-    loom_status status = loom_cli_check_layout_run(&given, &found);
-    loom_tokenizer_destroy(tokenizer);
-    LOOM_TRY(status);
-    *beyond = found.beyond > 0;
-    if (*beyond)
+static bool is_scaled(const loom_run_config *config) {
+    return strncmp(config->precision.precision, "16", 2) == 0;
+}
+
+/* The log of a training run is not this command's: under a launcher failures go through it. */
+static void log_failure(void *context, loom_log_level level, const char *line) {
+    if (level == LOOM_LOG_ERROR)
+        loom_cli_log(context, level, line);
+}
+
+static void print_finding(const loom_cli_layout_finding *found, int64_t steps) {
+    if (found->beyond > 0)
         printf("step %" PRId64 ": %s is the first to differ beyond noise: by %.2g of its size, noise explains %.2g\n"
                "%" PRId64 " of %" PRId64 " quantities differ beyond noise\n",
-            found.step, found.what, found.apart, found.allowed, found.beyond, found.compared);
+            found->step, found->what, found->apart, found->allowed, found->beyond, found->compared);
     else
         printf("none of %" PRId64 " quantities of %" PRId64 " step%s differs beyond noise\n"
                "nearest to it: step %" PRId64 ", %s: by %.2g of its size, noise explains %.2g\n",
-            found.compared, steps, steps == 1 ? "" : "s", found.step, found.what, found.apart, found.allowed);
+            found->compared, steps + found->skipped, steps + found->skipped == 1 ? "" : "s", found->step, found->what,
+            found->apart, found->allowed);
+    if (found->skipped > 0)
+        printf("%" PRId64 " of the steps skipped by the loss scale\n", found->skipped);
+    if (found->overflowed > 0)
+        printf("%" PRId64 " of the quantities are no finite numbers on one rank\n", found->overflowed);
+}
+
+/* *told: the error has been, by the run. */
+static loom_status check(loom_run_config *config, int64_t steps, bool *told, bool *beyond) {
+    loom_tokenizer *tokenizer = NULL;
+    loom_cli_layout_finding found = {0};
+    int world;
+    bool mpi = loom_mpi_launched(&world);
+    if (mpi)
+        config->ranks = world;
+    LOOM_TRY(loom_run_config_check(config, config->ranks));
+    LOOM_TRY(loom_cli_complete_model(config));
+    LOOM_TRY(loom_cli_open_tokenizer(config, &tokenizer));
+    loom_cli_layout_check given = {
+        .config = config, .tokenizer = tokenizer, .steps = steps, .say = say, .log = log_failure};
+    loom_status status = loom_cli_check_layout_run(&given, &found);
+    loom_tokenizer_destroy(tokenizer);
+    *told = mpi;
+    LOOM_TRY(status);
+    *beyond = found.beyond > 0;
+    if (loom_cli_process() == 0)
+        print_finding(&found, steps);
     return LOOM_OK;
 }
 
@@ -67,12 +93,13 @@ int loom_cli_check_layout(int argc, char **argv) {
         "Compared are the activations of each layer, the loss, each gradient, its norm and each updated weight, as "
         "whole "
         "tensors. Noise is what one rank shows when it runs again, twice, from weights that differ at random in their "
-        "last bit: a distance up to 16 times that, or up to 16 unit roundoffs (1 in bf16 and fp16), is rounding. The "
-        "ranks are threads. Nothing is written. Exit status 1: something differs.",
+        "last bit: a distance up to 16 times that, or up to 16 unit roundoffs (1 in bf16 and fp16), is rounding. Under "
+        "mpirun the layout's ranks are its processes, and the first of them trains on one rank beforehand. Nothing is "
+        "written. Exit status 1: something differs.",
         NULL, NULL, NULL};
     arguments given = {.steps = STEPS};
     loom_run_config *config = NULL;
-    bool beyond = false;
+    bool beyond = false, told = false;
     loom_status status = loom_cli_run_arguments_create(argc, &given.run);
     if (status)
         return loom_cli_fail(status);
@@ -81,10 +108,12 @@ int loom_cli_check_layout(int argc, char **argv) {
     status = loom_run_config_load(given.run.path, given.run.overrides, given.run.override_count, &config);
     loom_cli_run_arguments_free(&given.run);
     if (!status) {
-        if (config->steps == 0)
-            config->steps = given.steps;
-        status = check(config, given.steps, &beyond);
+        int64_t least = given.steps + (is_scaled(config) ? LOOM_CLI_MOST_SKIPPED : 0);
+        config->steps = config->steps < least ? least : config->steps;
+        status = check(config, given.steps, &told, &beyond);
     }
     loom_run_config_destroy(config);
-    return status ? loom_cli_fail(status) : beyond;
+    if (status)
+        return told ? loom_cli_exit_status(status) : loom_cli_fail(status);
+    return beyond;
 }

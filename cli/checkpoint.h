@@ -2,6 +2,7 @@
 #ifndef CLI_CHECKPOINT_H
 #define CLI_CHECKPOINT_H
 
+#include <argp.h>
 #include <megaloom/checkpoint_tools.h>
 
 int loom_cli_checkpoint_inspect(int argc, char **argv);
@@ -10,6 +11,15 @@ int loom_cli_checkpoint_diff(int argc, char **argv);
 int loom_cli_checkpoint_reshard(int argc, char **argv);
 int loom_cli_checkpoint_convert(int argc, char **argv);
 int loom_cli_checkpoint_average(int argc, char **argv);
+
+/* What the verbs that rewrite one checkpoint are given alike; borrowed from argv. */
+typedef struct loom_cli_rewrite_arguments {
+    const char *in, *out;
+    bool json;
+} loom_cli_rewrite_arguments;
+/* Takes --json (j), IN and OUT in; ARGP_ERR_UNKNOWN for another option, and for an argument behind OUT. */
+error_t loom_cli_take_rewrite(
+    loom_cli_rewrite_arguments *arguments, int key, const char *text, const struct argp_state *state);
 
 /* A bar on standard error, redrawn as it grows; none where that is no terminal. */
 typedef struct loom_cli_bar {

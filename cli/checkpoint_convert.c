@@ -7,8 +7,7 @@
 enum { KEY_TO = 256, KEY_HF };
 
 typedef struct arguments {
-    const char *in, *out;
-    bool json;
+    loom_cli_rewrite_arguments paths;
     loom_convert_options options;
 } arguments;
 
@@ -29,23 +28,12 @@ static error_t take(int key, char *text, struct argp_state *state) {
         if (to->options.max_shard_bytes < 0)
             argp_error(state, "--max-shard-size: found %s, expected bytes, such as 2GB, 512MiB or 70000", text);
         return 0;
-    case 'j':
-        to->json = true;
-        return 0;
     case ARGP_KEY_ARG:
-        if (to->out)
+        if (to->paths.out)
             argp_error(state, "more than IN and OUT: %s", text);
-        else if (to->in)
-            to->out = text;
-        else
-            to->in = text;
-        return 0;
-    case ARGP_KEY_END:
-        if (!to->out)
-            argp_error(state, "IN and OUT must be given");
-        return 0;
+        return loom_cli_take_rewrite(&to->paths, key, text, state);
     default:
-        return ARGP_ERR_UNKNOWN;
+        return loom_cli_take_rewrite(&to->paths, key, text, state);
     }
 }
 
@@ -73,7 +61,7 @@ int loom_cli_checkpoint_convert(int argc, char **argv) {
     argp_parse(&argp, argc, argv, 0, NULL, &given);
     loom_cli_bar bar = loom_cli_bar_begin();
     given.options.progress = (loom_tool_progress){loom_cli_bar_report, &bar};
-    loom_status status = loom_checkpoint_convert(given.in, given.out, &given.options, &outcome);
+    loom_status status = loom_checkpoint_convert(given.paths.in, given.paths.out, &given.options, &outcome);
     loom_cli_bar_end(&bar);
-    return status ? loom_cli_fail(status) : loom_cli_print_outcome(given.out, &outcome, given.json);
+    return status ? loom_cli_fail(status) : loom_cli_print_outcome(given.paths.out, &outcome, given.paths.json);
 }

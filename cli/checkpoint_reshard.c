@@ -7,8 +7,7 @@
 enum { KEY_FORM = 256, KEY_HF };
 
 typedef struct arguments {
-    const char *in, *out;
-    bool json;
+    loom_cli_rewrite_arguments paths;
     loom_reshard_options options;
     loom_cli_run_arguments run;
 } arguments;
@@ -22,25 +21,15 @@ static error_t take(int key, char *text, struct argp_state *state) {
     case KEY_HF:
         to->options.hf = text;
         return 0;
-    case 'j':
-        to->json = true;
-        return 0;
     case ARGP_KEY_ARG:
-        if (to->out && strchr(text, '='))
-            loom_cli_run_argument(&to->run, text, state);
-        else if (to->out)
+        if (!to->paths.out)
+            return loom_cli_take_rewrite(&to->paths, key, text, state);
+        if (!strchr(text, '='))
             argp_error(state, "found %s, expected FIELD=VALUE", text);
-        else if (to->in)
-            to->out = text;
-        else
-            to->in = text;
-        return 0;
-    case ARGP_KEY_END:
-        if (!to->out)
-            argp_error(state, "IN and OUT must be given");
+        loom_cli_run_argument(&to->run, text, state);
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return loom_cli_take_rewrite(&to->paths, key, text, state);
     }
 }
 
@@ -68,8 +57,8 @@ int loom_cli_checkpoint_reshard(int argc, char **argv) {
     loom_cli_bar bar = loom_cli_bar_begin();
     given.options.progress = (loom_tool_progress){loom_cli_bar_report, &bar};
     status = loom_checkpoint_reshard(
-        given.in, given.out, given.run.overrides, given.run.override_count, &given.options, &outcome);
+        given.paths.in, given.paths.out, given.run.overrides, given.run.override_count, &given.options, &outcome);
     loom_cli_bar_end(&bar);
     loom_cli_run_arguments_free(&given.run);
-    return status ? loom_cli_fail(status) : loom_cli_print_outcome(given.out, &outcome, given.json);
+    return status ? loom_cli_fail(status) : loom_cli_print_outcome(given.paths.out, &outcome, given.paths.json);
 }

@@ -9,6 +9,26 @@
 
 enum { WIDTH = 40 };
 
+error_t loom_cli_take_rewrite(
+    loom_cli_rewrite_arguments *arguments, int key, const char *text, const struct argp_state *state) {
+    switch (key) {
+    case 'j':
+        arguments->json = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (arguments->out)
+            return ARGP_ERR_UNKNOWN;
+        *(arguments->in ? &arguments->out : &arguments->in) = text;
+        return 0;
+    case ARGP_KEY_END:
+        if (!arguments->out)
+            argp_error(state, "IN and OUT must be given");
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
 loom_cli_bar loom_cli_bar_begin(void) {
     return (loom_cli_bar){.shows = isatty(STDERR_FILENO) == 1, .percent = -1};
 }

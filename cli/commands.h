@@ -45,6 +45,8 @@ enum { LOOM_CLI_KEY_CHECKPOINT = 512 };
     {"hf", 'm', "DIR", 0, "Hugging Face directory of the model", 0}, {                                                 \
         "checkpoint", LOOM_CLI_KEY_CHECKPOINT, "DIR", 0, "Checkpoint of the model, whose context says what it is", 0   \
     }
+/* Takes one of these options in; ARGP_ERR_UNKNOWN for another. */
+error_t loom_cli_take_model(loom_cli_model_source *source, int key, const char *text);
 /* A usage error unless one of the two is given. */
 void loom_cli_model_source_check(const loom_cli_model_source *source, const struct argp_state *state);
 /* The override model.hf='DIRECTORY', or model.from. Between single quotes YAML takes no path for null or a number; a

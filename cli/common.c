@@ -42,6 +42,19 @@ void loom_cli_run_argument(loom_cli_run_arguments *arguments, char *text, const 
         argp_error(state, "more than one run file: %s and %s", arguments->path, text);
 }
 
+error_t loom_cli_take_model(loom_cli_model_source *source, int key, const char *text) {
+    switch (key) {
+    case 'm':
+        source->hf = text;
+        return 0;
+    case LOOM_CLI_KEY_CHECKPOINT:
+        source->checkpoint = text;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
 void loom_cli_model_source_check(const loom_cli_model_source *source, const struct argp_state *state) {
     if (!source->hf == !source->checkpoint)
         argp_error(state, "one of --hf and --checkpoint must be given");

@@ -341,8 +341,9 @@ static int print_json(const model_facts *facts) {
     for (int i = 0; i < DTYPES; i++)
         json_object_set_new(memory, dtypes[i].name, json_integer(total * dtypes[i].bytes));
     json_object_set_new(memory, "training_fp32", json_integer(total * TRAINING_BYTES));
-    json_t *root = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:s?, s:o, s:o, s:o, s:o, s:o, s:o*, s:o*}",
-        "architecture", config->architecture, "num_layers", (json_int_t)config->num_layers, "hidden_size",
+    json_t *root = json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:s?, s:o, s:o, s:o, s:o, s:o, s:o*, s:o*}", "architecture",
+        config->architecture, "num_layers", (json_int_t)config->num_layers, "hidden_size",
         (json_int_t)config->hidden_size, "ffn_hidden_size",
         (json_int_t)(config->ffn_hidden_size ? config->ffn_hidden_size : 4 * config->hidden_size),
         "num_attention_heads", (json_int_t)n, "num_query_groups",
@@ -382,12 +383,6 @@ static void take_size(char *override, size_t bytes, const char *option, const ch
 static error_t take(int key, char *text, struct argp_state *state) {
     arguments *to = state->input;
     switch (key) {
-    case 'm':
-        to->model.hf = text;
-        return 0;
-    case LOOM_CLI_KEY_CHECKPOINT:
-        to->model.checkpoint = text;
-        return 0;
     case 'j':
         to->json = true;
         return 0;
@@ -409,7 +404,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
         loom_cli_model_source_check(&to->model, state);
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return loom_cli_take_model(&to->model, key, text);
     }
 }
 

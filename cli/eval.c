@@ -220,12 +220,6 @@ typedef struct arguments {
 static error_t take(int key, char *text, struct argp_state *state) {
     arguments *to = state->input;
     switch (key) {
-    case 'm':
-        to->model.hf = text;
-        return 0;
-    case LOOM_CLI_KEY_CHECKPOINT:
-        to->model.checkpoint = text;
-        return 0;
     case 't':
         to->tokens = text;
         return 0;
@@ -243,7 +237,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
             argp_error(state, "--tokens must be given");
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return loom_cli_take_model(&to->model, key, text);
     }
 }
 

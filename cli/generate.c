@@ -31,12 +31,6 @@ static double real_of(const char *option, const char *text, const struct argp_st
 static error_t take(int key, char *text, struct argp_state *state) {
     arguments *to = state->input;
     switch (key) {
-    case 'm':
-        to->model.hf = text;
-        return 0;
-    case LOOM_CLI_KEY_CHECKPOINT:
-        to->model.checkpoint = text;
-        return 0;
     case 'p':
         to->prompt = text;
         return 0;
@@ -73,7 +67,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
             argp_error(state, "one of --prompt and --tokens must be given");
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return loom_cli_take_model(&to->model, key, text);
     }
 }
 

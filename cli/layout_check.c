@@ -40,12 +40,14 @@ typedef struct quantity {
 typedef struct record {
     quantity *list;
     int64_t count, room;
+    int64_t steps;
 } record;
 
 typedef struct job {
     const loom_cli_layout_check *check;
     const loom_run_config *config; /* of this run */
     uint64_t perturbation;         /* 0 = none */
+    int64_t total;                 /* steps, those that a loss scale skips among them; 0 = as many as it takes */
     record *out;                   /* of rank 0 */
 } job;
 
@@ -59,6 +61,7 @@ typedef struct run {
     loom_cli_train_data data;
     loom_batches *batches, *valid;
     int64_t layers, step;
+    int64_t updates;     /* steps so far that were not skipped */
     double *activations; /* [layers][SITES][BUCKETS] of the step so far */
     int *seen;           /* [layers] outputs of this forward */
     kind visiting;
@@ -252,16 +255,37 @@ static loom_status one_step(run *r) {
     LOOM_TRY(record_number(r, LOSS, result.loss));
     LOOM_TRY(record_tensors(r, GRADIENT));
     LOOM_TRY(loom_optimizer_step(r->optimizer, &outcome));
+    r->updates += !outcome.skipped;
     /* A step that a loss scale skips has no norm. */
     LOOM_TRY(record_number(r, NORM, isfinite(outcome.grad_norm) ? outcome.grad_norm : 0));
     return record_tensors(r, WEIGHT);
 }
 
+/* A dynamic loss scale begins so high that the first steps are skipped: they are compared, but not counted. The plain
+ * run finds out how many there are; the others make as many steps as it has made. */
+static bool is_over(const run *r) {
+    return r->given->total ? r->step > r->given->total : r->updates == r->given->check->steps;
+}
+
+static loom_status run_steps(run *r) {
+    for (r->step = 1; !is_over(r); r->step++) {
+        LOOM_TRY(one_step(r));
+        if (r->step - r->updates > LOOM_CLI_MOST_SKIPPED)
+            return loom_fail(LOOM_ERR_NUMERIC,
+                "one rank has skipped %" PRId64 " of %" PRId64 " steps because of overflows, expected at most %d: "
+                "nothing can be compared; a smaller precision.initial_loss_scale skips fewer",
+                r->step - r->updates, r->step, LOOM_CLI_MOST_SKIPPED);
+    }
+    return LOOM_OK;
+}
+
 static loom_status run_rank(loom_rank *rank, void *argument) {
     run r = {.given = argument, .rank = rank};
     loom_status status = set_up(&r);
-    for (r.step = 1; !status && r.step <= r.given->check->steps; r.step++)
-        status = one_step(&r);
+    if (!status)
+        status = run_steps(&r);
+    if (!status && loom_rank_index(rank) == 0)
+        r.given->out->steps = r.step - 1;
     free(r.activations);
     free(r.seen);
     loom_batches_destroy(r.batches);
@@ -292,21 +316,35 @@ static loom_run_config plain_of(const loom_run_config *config) {
     return plain;
 }
 
-static loom_status run_once(
-    const loom_cli_layout_check *check, const loom_run_config *config, uint64_t perturbation, bool own, record *out) {
-    job given = {.check = check, .config = config, .perturbation = perturbation, .out = out};
+static void say(const loom_cli_layout_check *check, const loom_run_config *config, uint64_t perturbation) {
+    char line[128];
+    if (!check->say)
+        return;
+    snprintf(line, sizeof line, "%" PRId64 " step%s on %" PRId64 " rank%s%s", check->steps,
+        check->steps == 1 ? "" : "s", config->ranks, config->ranks == 1 ? "" : "s",
+        perturbation ? ", from weights that differ in their last bit" : "");
+    check->say(check->context, line);
+}
+
+static loom_run_options options_of(const loom_cli_layout_check *check) {
     loom_run_options options = loom_run_options_default();
-    options.threads = (int)config->threads;
-    options.timeout = config->strategy.timeout;
-    options.kernels = own ? check->kernels : NULL;
-    if (check->say) {
-        char line[128];
-        snprintf(line, sizeof line, "%" PRId64 " step%s on %" PRId64 " rank%s%s", check->steps,
-            check->steps == 1 ? "" : "s", config->ranks, config->ranks == 1 ? "" : "s",
-            perturbation ? ", from weights that differ in their last bit" : "");
-        check->say(check->context, line);
+    options.threads = (int)check->config->threads;
+    options.timeout = check->config->strategy.timeout;
+    return options;
+}
+
+static loom_status run_plain(const loom_cli_layout_check *check, record *plain, record controls[CONTROLS]) {
+    loom_run_config one = plain_of(check->config);
+    loom_run_options options = options_of(check);
+    options.beside_mpi = true;
+    for (uint64_t k = 0; k <= CONTROLS; k++) {
+        job given = {check, &one, k, k ? plain->steps : 0, k ? &controls[k - 1] : plain};
+        say(check, &one, k);
+        loom_status status = loom_run_local(1, run_rank, &given, &options);
+        if (status)
+            return loom_fail_context(status, "the run on one rank: ");
     }
-    return loom_run_local((int)config->ranks, run_rank, &given, &options);
+    return LOOM_OK;
 }
 
 /* ---- the verdict ---- */
@@ -318,17 +356,19 @@ static double floor_of(const loom_run_config *config) {
     return strncmp(precision, "16", 2) == 0 ? NARROW_FLOOR * ldexp(1, -11) : FLOOR * ldexp(1, -24);
 }
 
-/* The noise of a quantity is the most that any step so far has shown: by chance a single number may have none. */
-static double noise_at(const record *plain, const record *controls, int64_t place) {
-    const quantity *at = &plain->list[place];
-    double most = 0;
-    for (int64_t i = place; i >= 0; i--) {
-        if (plain->list[i].of != at->of || strcmp(plain->list[i].name, at->name) != 0)
-            continue;
-        for (int k = 0; k < CONTROLS; k++)
-            most = fmax(most, distance(plain->list[i].sketch, controls[k].list[i].sketch));
-    }
-    return most;
+static bool is_finite(const double sketch[BUCKETS]) {
+    for (int i = 0; i < BUCKETS; i++)
+        if (!isfinite(sketch[i]))
+            return false;
+    return true;
+}
+
+/* Of two runs that overflow both nobody can say more; of one that does alone the distance has no bound. */
+static double apart_of(const quantity *a, const quantity *b) {
+    bool finite = is_finite(a->sketch);
+    if (finite != is_finite(b->sketch))
+        return INFINITY;
+    return finite ? distance(a->sketch, b->sketch) : 0;
 }
 
 /* The order in which a step computes: gradients come from the last layer to the first. */
@@ -341,21 +381,31 @@ static bool comes_before(const record *of, int64_t a, int64_t b) {
     return x->of == GRADIENT ? a > b : a < b;
 }
 
+/* The noise of a quantity is the most that any step so far has shown: by chance a single number may have none.
+ * most: [quantities of a step]. */
+static double noise_at(const record *plain, const record *controls, int64_t i, double *most) {
+    for (int k = 0; k < CONTROLS; k++)
+        *most = fmax(*most, apart_of(&plain->list[i], &controls[k].list[i]));
+    return *most;
+}
+
 static void judge(const loom_cli_layout_check *check, const record *plain, const record *controls, const record *layout,
-    loom_cli_layout_finding *finding) {
+    double *noise, loom_cli_layout_finding *finding) {
     static const double nothing[BUCKETS];
     double least = floor_of(check->config), nearest = -1;
-    int64_t shown = -1;
-    *finding = (loom_cli_layout_finding){.compared = plain->count};
+    int64_t shown = -1, a_step = plain->count / plain->steps;
+    *finding = (loom_cli_layout_finding){.compared = plain->count, .skipped = plain->steps - check->steps};
     for (int64_t i = 0; i < plain->count; i++) {
-        double size = distance(plain->list[i].sketch, nothing);
-        double apart = distance(plain->list[i].sketch, layout->list[i].sketch);
-        double allowed = fmax(FACTOR * noise_at(plain, controls, i), least * size);
-        bool beyond = !(apart <= allowed);
-        double share = apart > 0 ? apart / allowed : 0;
+        bool finite = is_finite(plain->list[i].sketch);
+        double size = finite ? distance(plain->list[i].sketch, nothing) : 0;
+        double apart = apart_of(&plain->list[i], &layout->list[i]);
+        double allowed = fmax(FACTOR * noise_at(plain, controls, i, &noise[i % a_step]), least * size);
+        bool beyond = apart > allowed;
+        double share = apart > 0 && isfinite(apart) ? apart / allowed : 0;
         bool better =
             beyond ? finding->beyond == 0 || comes_before(plain, i, shown) : finding->beyond == 0 && share > nearest;
         finding->beyond += beyond;
+        finding->overflowed += !finite;
         if (!better)
             continue;
         shown = i;
@@ -367,25 +417,74 @@ static void judge(const loom_cli_layout_check *check, const record *plain, const
     }
 }
 
+static loom_status compare(const loom_cli_layout_check *check, const record *plain, const record *controls,
+    const record *layout, loom_cli_layout_finding *finding) {
+    bool same = layout->count == plain->count;
+    for (int64_t i = 0; i < plain->count && same; i++)
+        same = strcmp(plain->list[i].name, layout->list[i].name) == 0;
+    if (!same)
+        return loom_fail(LOOM_ERR_INTERNAL, "the layout has other tensors than one rank");
+    double *noise = calloc((size_t)plain->count, sizeof *noise);
+    if (!noise)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the noise of %" PRId64 " quantities", plain->count);
+    judge(check, plain, controls, layout, noise, finding);
+    free(noise);
+    return LOOM_OK;
+}
+
+/* ---- all runs ---- */
+
+typedef struct whole {
+    const loom_cli_layout_check *check;
+    record plain, controls[CONTROLS], layout;
+    loom_cli_layout_finding *finding;
+} whole;
+
+/* Under a launcher: the plain runs are a matter of the first process, while the others wait for it. */
+static loom_status run_under_mpi(loom_rank *rank, void *argument) {
+    whole *w = argument;
+    loom_comm *world = loom_rank_world(rank);
+    loom_status status = LOOM_OK;
+    int64_t total = 0;
+    LOOM_TRY(loom_cli_check_same(rank, w->check->config));
+    if (loom_rank_index(rank) == 0) {
+        loom_rank_note(rank, "training on one rank");
+        status = run_plain(w->check, &w->plain, w->controls);
+        loom_rank_note(rank, NULL);
+    }
+    LOOM_TRY(loom_agree(world, status));
+    LOOM_TRY(loom_all_reduce(world, &w->plain.steps, &total, 1, LOOM_I64, LOOM_MAX));
+    job given = {w->check, w->check->config, 0, total, &w->layout};
+    if (loom_rank_index(rank) == 0)
+        say(w->check, w->check->config, 0);
+    LOOM_TRY(run_rank(rank, &given));
+    if (loom_rank_index(rank) == 0)
+        status = compare(w->check, &w->plain, w->controls, &w->layout, w->finding);
+    LOOM_TRY(loom_agree(world, status));
+    return loom_broadcast(world, w->finding, sizeof *w->finding, LOOM_U8, 0);
+}
+
+static loom_status run_all(whole *w) {
+    const loom_cli_layout_check *check = w->check;
+    loom_run_options options = options_of(check);
+    options.kernels = check->kernels;
+    if (loom_mpi_launched(NULL)) {
+        options.log = check->log;
+        return loom_run_mpi(run_under_mpi, w, &options);
+    }
+    LOOM_TRY(run_plain(check, &w->plain, w->controls));
+    job given = {check, check->config, 0, w->plain.steps, &w->layout};
+    say(check, check->config, 0);
+    LOOM_TRY(loom_run_local((int)check->config->ranks, run_rank, &given, &options));
+    return compare(check, &w->plain, w->controls, &w->layout, w->finding);
+}
+
 loom_status loom_cli_check_layout_run(const loom_cli_layout_check *check, loom_cli_layout_finding *finding) {
-    record plain = {0}, controls[CONTROLS] = {{0}}, layout = {0};
-    LOOM_TRY(loom_run_config_check(check->config, check->config->ranks));
-    loom_run_config one = plain_of(check->config);
-    loom_status status = run_once(check, &one, 0, false, &plain);
-    for (int k = 0; k < CONTROLS && !status; k++)
-        status = run_once(check, &one, (uint64_t)k + 1, false, &controls[k]);
-    if (!status)
-        status = run_once(check, check->config, 0, true, &layout);
-    bool same = layout.count == plain.count;
-    for (int64_t i = 0; i < plain.count && same && !status; i++)
-        same = strcmp(plain.list[i].name, layout.list[i].name) == 0;
-    if (!status && !same)
-        status = loom_fail(LOOM_ERR_INTERNAL, "the layout has other tensors than one rank");
-    if (!status)
-        judge(check, &plain, controls, &layout, finding);
-    free(plain.list);
-    free(layout.list);
+    whole w = {.check = check, .finding = finding};
+    loom_status status = run_all(&w);
+    free(w.plain.list);
+    free(w.layout.list);
     for (int k = 0; k < CONTROLS; k++)
-        free(controls[k].list);
+        free(w.controls[k].list);
     return status;
 }

@@ -39,10 +39,11 @@ typedef struct training {
     loom_profile profile;    /* of the steps after the first, when they are over */
     const char *resume;      /* NULL: nothing to go on from */
     bool continues;
-    int64_t first;           /* the step that this run begins with, from 1 */
-    int64_t saved;           /* the step of the last checkpoint; -1 = none */
-    loom_cli_signal stopped; /* what has ended it early, or LOOM_CLI_GO_ON */
-    double validation_loss;  /* after the last step; NaN = none */
+    int64_t first;            /* the step that this run begins with, from 1 */
+    int64_t saved;            /* the step of the last checkpoint; -1 = none */
+    loom_cli_signal stopped;  /* what has ended it early, or LOOM_CLI_GO_ON */
+    double validation_loss;   /* after the last step; NaN = none */
+    int64_t choices, dropped; /* of experts, by all tokens so far; how many found no room */
     loom_cli_clock clock;
     char checkpoints[4096]; /* the folder */
     double gemm_rate;
@@ -264,7 +265,11 @@ static loom_status train_step(training *t, int64_t step, bool *stop) {
         .num_zeros_in_grad = outcome.num_zeros_in_grad < 0 ? NAN : (double)outcome.num_zeros_in_grad,
         .skipped_steps = outcome.skipped_steps,
         .memory_bytes = (int64_t)loom_rank_memory(t->rank).high_water,
+        .router = loom_parallel_router_statistics(t->parallel),
+        .router_layers = loom_parallel_model_config(t->parallel)->moe.moe_per_layer_logging,
     };
+    t->choices += report.router ? report.router->choices : 0;
+    t->dropped += report.router ? report.router->dropped : 0;
     t->done = step;
     t->consumed = report.consumed_samples;
     if (t->progress)
@@ -285,6 +290,7 @@ static loom_status set_up(training *t) {
     LOOM_TRY(loom_cli_fabric(t->rank, config, &t->fabric));
     LOOM_TRY(loom_agree(loom_rank_world(t->rank), open_data(t)));
     LOOM_TRY(loom_cli_model(t->fabric, config, true, &t->parallel));
+    LOOM_TRY(loom_parallel_collect_router_statistics(t->parallel, true));
     loom_optimizer_setup setup = {.schedule = config->lr, .steps = config->steps};
     LOOM_TRY(loom_fabric_setup_megatron_optimizer(t->fabric, t->parallel, &config->optim, &setup, &t->optimizer));
     LOOM_TRY(loom_cli_checkpoints_path(config, t->checkpoints, sizeof t->checkpoints));
@@ -409,6 +415,11 @@ static loom_status train(loom_rank *rank, void *argument) {
                                                        : NULL;
     status = loom_cli_report_end(
         &t.report, status ? NULL : loom_fabric_layout(t.fabric), t.parallel, t.optimizer, why, status);
+    if (!status && t.progress && t.dropped > 0)
+        loom_progress_note(t.progress,
+            "%lld of %lld choices of experts found no room (%.1f%%) at model.moe_expert_capacity_factor %g",
+            (long long)t.dropped, (long long)t.choices, 100 * (double)t.dropped / (double)t.choices,
+            loom_parallel_model_config(t.parallel)->moe.moe_expert_capacity_factor);
     if (!status && t.progress)
         loom_progress_note(t.progress, "page of the run: %s/report.html", t.config->output);
     if (!status && t.progress && t.stopped)

@@ -18,6 +18,7 @@
  *   checkpoint_io      who turns a state into those files and back, and wrappers around it
  *   plan               memory, traffic and time of a run before it starts; layouts that fit
  *   checkpoint_tools, load_model  checkpoints rewritten without ranks; a model from what is on the disk alone
+ *   router             what the routers of a model with experts decide
  *   profile            where the time goes, operation by operation
  *   names              the nearest of the names there are to one that is not */
 #ifndef MEGALOOM_MEGALOOM_H
@@ -43,6 +44,7 @@
 #include <megaloom/profile.h>
 #include <megaloom/rank.h>
 #include <megaloom/report.h>
+#include <megaloom/router.h>
 #include <megaloom/run.h>
 #include <megaloom/safetensors.h>
 #include <megaloom/schedule.h>

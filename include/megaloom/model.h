@@ -127,9 +127,9 @@ typedef struct loom_model_config {
  * RMSNorm, SwiGLU, rotary positions, no biases, untied head; "mistral": the same; "mixtral": the same,
  * with experts where moe.num_moe_experts is set; "qwen2": llama's with a bias of qkv;
  * "qwen3": llama's with norms of query and key heads; "qwen2_moe", "qwen3_moe": the same with experts where
- * moe.num_moe_experts is set, the shared ones of qwen2_moe with a gate; "gemma": llama's with GeGLU, zero-centred norms, scaled
- * embeddings and a tied head); sizes are 0 and must be set. Another name, or NULL, gets gpt2's defaults and is refused
- * by name where the configuration is used. `architecture` is borrowed. */
+ * moe.num_moe_experts is set, the shared ones of qwen2_moe with a gate; "gemma": llama's with GeGLU, zero-centred
+ * norms, scaled embeddings and a tied head); sizes are 0 and must be set. Another name, or NULL, gets gpt2's defaults
+ * and is refused by name where the configuration is used. `architecture` is borrowed. */
 LOOM_API loom_model_config loom_model_config_default(const char *architecture);
 
 /* Floating point operations of the matrix products of one token in training, forward and backward (3 times the

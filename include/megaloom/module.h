@@ -21,7 +21,9 @@ typedef struct loom_module_environment {
     loom_comm *expert_group, *expert_tensor_group;
     loom_comm *experts_group; /* both together: between them they have one copy of all experts */
     loom_comm
-        *balance_group; /* the ranks that have the positions of the same samples: a balance loss is of all of them */
+        *balance_group;    /* the ranks that have the positions of the same samples: a balance loss is of all of them */
+    loom_comm *step_group; /* the ranks that have the same chunks and between them all positions of a step; NULL: this
+                              one alone */
     bool sequence_parallel;
     uint64_t seed;               /* of initial weights and dropout */
     bool perform_initialization; /* false: parameters stay zero until somebody loads them */
@@ -45,6 +47,9 @@ typedef struct loom_forward {
     /* The weight of a loss of the module's own (which is a mean over the positions of a microbatch): its gradient is
      * multiplied by this. 0 without a backward. */
     double own_loss_scale;
+    /* Where the routers of a module of loom_gpt_create add what they decide (loom_parallel_collect_router_statistics);
+     * NULL: nowhere. */
+    struct loom__router_collector *router_collector;
     loom_tensor *
         *logits; /* not NULL: the last stage also hands out its logits [s, b, v/tp]; the caller releases them */
 } loom_forward;
@@ -63,10 +68,11 @@ typedef struct loom_module {
      * kept in the dtype of the parameters.
      * NULL: the module cannot be cut into stages, and more than one is refused. After materialize. */
     loom_status (*activation_shape)(void *context, int64_t b, int64_t s, int *dims, int64_t shape[LOOM_MAX_DIMS]);
-    /* Sums that go beyond data-parallel reduction and partial parameters (sequence_partial, tensor_partial), e.g. of
-     * replicated query groups; may be NULL. Under the distributed optimizer a gradient has been reduced only where this
-     * rank updates, at the same elements on all tensor ranks: sums of whole gradients over tensor ranks are right
-     * there. Collective over the tensor group. */
+    /* After the last backward of a training step, also of one whose update will be skipped: sums that go beyond
+     * data-parallel reduction and partial parameters (sequence_partial, tensor_partial), e.g. of replicated query
+     * groups, and what a module counts in a step; may be NULL. Under the distributed optimizer a gradient has been
+     * reduced only where this rank updates, at the same elements on all tensor ranks: sums of whole gradients over
+     * tensor ranks are right there. Collective over the tensor group, or step_group. */
     loom_status (*finalize_gradients)(void *context);
     /* The model's configuration, for pushing parallel fields into it; NULL where there is none. */
     loom_model_config *(*config)(void *context);

@@ -27,9 +27,10 @@ typedef struct loom_run_options {
     const loom_kernels *kernels; /* NULL = loom_kernels_fast() */
     loom_log_function log; /* NULL = nothing is logged; after a hang it also gets the last operations of every rank */
     void *log_context;
+    bool beside_mpi; /* loom_run_local in an MPI run: this process means ranks of its own, beside the run's */
 } loom_run_options;
 
-/* threads 0, timeout 1800, grace 10, the fast kernels, no log. */
+/* threads 0, timeout 1800, grace 10, the fast kernels, no log, not beside an MPI run. */
 LOOM_API loom_run_options loom_run_options_default(void);
 
 /* Runs function on n thread ranks and waits for all. Where the allowed CPUs suffice for n * threads, each rank's team
@@ -37,7 +38,7 @@ LOOM_API loom_run_options loom_run_options_default(void);
  * itself, where the first to return had only heard of it), with a message that names the rank, its last finished and
  * current operation and the group. LOOM_ERR_STUCK: a rank did not come back within the grace period; it is abandoned,
  * its memory stays allocated, and the process should leave by _exit. Inside an MPI run of several processes it is
- * refused. options may be NULL. */
+ * refused without options->beside_mpi, as each of them would start n ranks. options may be NULL. */
 LOOM_API loom_status loom_run_local(
     int n, loom_rank_function function, void *argument, const loom_run_options *options);
 /* Initialises MPI when nobody has (with MPI_THREAD_FUNNELED), runs function on this process as one rank of

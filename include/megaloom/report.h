@@ -4,6 +4,7 @@
 #define MEGALOOM_REPORT_H
 
 #include <megaloom/rank.h>
+#include <megaloom/router.h>
 #include <stdio.h>
 
 #ifdef __cplusplus
@@ -29,6 +30,10 @@ typedef struct loom_step_report {
     double num_zeros_in_grad; /* over the whole model */
     int64_t skipped_steps;    /* so far, because of overflows */
     int64_t memory_bytes;     /* most that the allocator of the reporting rank has handed out at once so far */
+    /* Of a model with experts (borrowed; NULL: none): adds the numbers of its routers, of all layers together, and with
+     * router_layers those of each layer. */
+    const loom_router_statistics *router;
+    bool router_layers;
 } loom_step_report;
 
 /* metrics.jsonl: one JSON object a line. */
@@ -38,7 +43,12 @@ typedef struct loom_metrics loom_metrics;
 LOOM_API loom_status loom_metrics_open(const char *path, loom_metrics **metrics);
 /* The same for a run that goes on after step `last`: the new file begins with the lines of the steps up to it. */
 LOOM_API loom_status loom_metrics_continue(const char *path, int64_t last, loom_metrics **metrics);
-/* Writes the line and flushes it, so that it can be followed. NaN is left out, an infinity is written as null. */
+/* Writes the line and flushes it, so that it can be followed. NaN is left out, an infinity is written as null. The
+ * numbers of routers are "expert_load" (choices of the busiest expert over the mean, in the layer where that is most)
+ * and "expert_load_mean" (over the layers); where experts have a capacity "dropped_choices" and "dropped_share", 0 … 1
+ * of all choices; and the losses by the names of loom_router_loss_name, means over the layers. With router_layers also
+ * "moe/NAME_layer_N" of each layer N of the model that has experts, counted from 0: NAME is expert_load, dropped_share
+ * or a loss. */
 LOOM_API loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *report);
 /* The line of a test after step `step`: "step", "test_loss" (written as a loss above) and "test_tokens", those that the
  * loss is the mean of. */

@@ -73,6 +73,14 @@ LOOM_API loom_status loom_run_write_facts(const char *folder, const loom_run_fac
 /* Writes FOLDER/run.yaml. */
 LOOM_API loom_status loom_run_write_config(const char *folder, const loom_run_config *config);
 
+/* Numbers that not every run has, those of routers among them, by their name in metrics.jsonl. */
+typedef struct loom_run_series {
+    char *name; /* "expert_load", "moe/z_loss_layer_3", … */
+    int64_t count;
+    int64_t *steps; /* [count], ascending: those whose line has the number */
+    double *values; /* [count]; an infinity where the line has null */
+} loom_run_series;
+
 /* A run as read back; everything belongs to it. */
 typedef struct loom_run_record {
     char *folder;
@@ -81,6 +89,8 @@ typedef struct loom_run_record {
     loom_run_config *config;   /* the same, understood; NULL where this version does not */
     loom_step_report *reports; /* one a step, steps ascending; NaN where a line has no such number */
     int64_t count;
+    loom_run_series *series; /* [series_count], in the order of their names; loom_run_find_series */
+    int64_t series_count;
     int64_t damaged;   /* lines that are none, as the last one of a run that was killed */
     int64_t repeated;  /* lines of steps that a later line tells again: the later one holds */
     double test_loss;  /* of the last test; NaN = there was none */
@@ -90,6 +100,8 @@ typedef struct loom_run_record {
 /* LOOM_ERR_NOT_FOUND: neither file is there; LOOM_ERR_FORMAT: run.json is none. */
 LOOM_API loom_status loom_run_read(const char *folder, loom_run_record **run);
 LOOM_API void loom_run_destroy(loom_run_record *run); /* NULL is accepted */
+/* NULL: no line has such a number, or it is a member of loom_step_report. */
+LOOM_API const loom_run_series *loom_run_find_series(const loom_run_record *run, const char *name);
 
 /* One self-contained page: curves, memory, the timeline, the rank map, the configuration, warnings. Scripts and styles
  * are in it, and it asks for nothing else. Curves of many steps are drawn of at most `points` stretches with the

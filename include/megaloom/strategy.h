@@ -17,6 +17,7 @@
 #include <megaloom/layout.h>
 #include <megaloom/module.h>
 #include <megaloom/optim.h>
+#include <megaloom/router.h>
 #include <megaloom/safetensors.h>
 
 #ifdef __cplusplus
@@ -324,6 +325,17 @@ LOOM_API loom_status loom_parallel_predict_step(
 /* All of them, with given sizes and everything it gave. receive may be NULL. */
 LOOM_API loom_status loom_parallel_step(loom_parallel *parallel, loom_step_mode mode, loom_batches *batches,
     const loom_step_sizes *sizes, loom_logits_function receive, void *context, loom_step_result *result);
+
+/* From now on (or no longer) training steps also gather what the routers of a model with experts decide, in one small
+ * sum over all ranks at their end. What is recomputed counts once, validation, test and prediction not at all. Off at
+ * first. Does nothing for a model without experts and for a module that was not made by loom_gpt_create. Not
+ * collective; the same on all ranks, between steps. LOOM_ERR_MEMORY. */
+LOOM_API loom_status loom_parallel_collect_router_statistics(loom_parallel *parallel, bool on);
+/* Of the last training step: the same on all ranks, whichever layers and tokens they have. Integers are equal at any
+ * layout that routes the same tokens together (a capacity is of those that a rank has of a microbatch); losses to
+ * rounding. Borrowed until the next training step; NULL where nothing is gathered, or no step has been. Also for a
+ * callback of LOOM_EVENT_STEP_END. Not collective. */
+LOOM_API const loom_router_statistics *loom_parallel_router_statistics(const loom_parallel *parallel);
 
 /* From now on sees the output of each operation of each forward of this rank, with the microbatch that it belongs to
  * (loom_tape_observer says the rest). NULL ends it. Not collective; what the observer does is its own affair. */

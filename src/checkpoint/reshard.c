@@ -70,7 +70,8 @@ static loom_status fill_box(
 
 static loom_status check_want(const planner *p, const loom__reshard_want *want, int64_t number) {
     int64_t shape[2] = {0, 0};
-    bool fits = want->canonical >= 0 && want->canonical < p->spec->count && want->first >= 0 && want->count >= 0;
+    bool fits =
+        want->canonical >= 0 && want->canonical < loom__spec_tensors(p->spec) && want->first >= 0 && want->count >= 0;
     if (fits)
         loom__parameter_local_shape(p->spec, &p->spec->parameters[want->canonical], p->tp, shape);
     if (!fits || want->first > shape[0] * shape[1] - want->count)

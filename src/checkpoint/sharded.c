@@ -275,6 +275,8 @@ static loom_status add_optimizer(loom__state_list *list) {
 static loom_status add_all(loom__state_list *list) {
     for (int64_t i = 0; i < list->part->count; i++)
         LOOM_TRY(add_parameter(list, i, list->options->prefix, LOOM__STATE_WEIGHT, list->options->param_dtype, NULL));
+    for (int64_t i = list->part->count; i < list->part->count + list->part->module_buffers; i++)
+        LOOM_TRY(add_parameter(list, i, list->options->prefix, LOOM__STATE_WEIGHT, LOOM_F32, NULL));
     for (int64_t i = 0; i < list->part->count; i++)
         LOOM_TRY(add_extra_state(list, i));
     return add_optimizer(list);

@@ -61,10 +61,11 @@ static loom_status list_names(sorter *s) {
     enum { SPELLINGS = 5 };
     const loom__model_spec *spec = s->source->spec;
     bool alike = loom__key_style_of(&spec->config, false) == LOOM__KEYS_STACKED;
-    s->names = malloc(((size_t)spec->count * SPELLINGS + 1) * sizeof *s->names);
+    const int64_t tensors = loom__spec_tensors(spec);
+    s->names = malloc(((size_t)tensors * SPELLINGS + 1) * sizeof *s->names);
     if (!s->names)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the keys of %lld parameters", (long long)spec->count);
-    for (int64_t i = 0; i < spec->count; i++) {
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the keys of %lld parameters", (long long)tensors);
+    for (int64_t i = 0; i < tensors; i++) {
         const loom__parameter_descriptor *parameter = &spec->parameters[i];
         if (parameter->layer < 0 || alike)
             add_spellings(s, i, LOOM__KEYS_STACKED);
@@ -397,7 +398,8 @@ static loom_status sort_tensor(sorter *s, int64_t number) {
     for (const char *inner; array >= 0 && (inner = skip(key, "module."));)
         key = inner;
     const name *named = array >= 0 ? find_name(s, key) : NULL;
-    if (!named) {
+    bool of_optimizer = array != LOOM__STATE_WEIGHT;
+    if (!named || (of_optimizer && named->canonical >= source->spec->count)) {
         source->unexpected[source->unexpected_count++] = number;
         return LOOM_OK;
     }

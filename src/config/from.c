@@ -183,8 +183,8 @@ static loom_status write_model(const char *name, const loom__yaml *yaml, FILE *t
         return loom_fail(LOOM_ERR_FORMAT, "%s: has no mapping config, where NeMo keeps the model's", name);
     if (!architecture)
         return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "not supported yet: %s: a model of class %.60s; GPT, Llama, Mistral, Mixtral, Qwen2, Qwen3 and Gemma are", name,
-            target_of(yaml, config));
+            "not supported yet: %s: a model of class %.60s; GPT, Llama, Mistral, Mixtral, Qwen2, Qwen3 and Gemma are",
+            name, target_of(yaml, config));
     const loom__yaml_node *experts = member(yaml, config, "num_moe_experts");
     /* A Qwen3 with experts is of the same class, or of a subclass. */
     bool sparse = experts && !loom__yaml_is_null(experts) && strcmp(architecture, "qwen3") == 0;

@@ -182,13 +182,28 @@ static loom_status sum_replicas(const loom__gpt *gpt, const loom_parameter *para
         gpt->replicas, parameter->grad + first, parameter->grad + first, 2 * d * width, LOOM_F32, LOOM_SUM);
 }
 
+/* Of all routers of this rank, once a step, as in Megatron-Core: before the optimizer knows whether it will update. */
+static loom_status end_step_of_routers(const loom__gpt *gpt) {
+    int64_t count = 0;
+    loom__router_memory **memories = malloc((size_t)(gpt->layer_count + 1) * sizeof *memories);
+    if (!memories)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a list of %lld layers", (long long)gpt->layer_count);
+    for (int64_t i = 0; i < gpt->layer_count; i++)
+        if (gpt->layers[i].router_memory)
+            memories[count++] = gpt->layers[i].router_memory;
+    loom_status status = loom__router_memories_end_step(
+        memories, count, gpt->environment.step_group, gpt->config.moe.moe_router_bias_update_rate);
+    free(memories);
+    return status;
+}
+
 static loom_status gpt_finalize(void *context) {
     const loom__gpt *gpt = gpt_of(context);
     for (int64_t i = 0; gpt->replicas && i < gpt->layer_count; i++) {
         LOOM_TRY(sum_replicas(gpt, gpt->layers[i].qkv));
         LOOM_TRY(sum_replicas(gpt, gpt->layers[i].qkv_bias));
     }
-    return LOOM_OK;
+    return end_step_of_routers(gpt);
 }
 
 loom_status loom__gpt_create(

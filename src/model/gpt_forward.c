@@ -66,6 +66,7 @@ static loom_status make_microbatch(const loom__gpt *gpt, const loom_forward *for
         .rope = gpt->rope,
     };
     m->router = loom__gpt_router_options(gpt, forward->training, forward->own_loss_scale);
+    m->router.collector = forward->router_collector;
     loom_status status = loom__gpt_share_sequence(gpt, batch, m);
     if (status) {
         loom__microbatch_release(m);

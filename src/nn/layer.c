@@ -40,14 +40,18 @@ static loom_status bind_experts(const loom__parameter_set *set, loom__layer *lay
             layer->experts_fc2[second++] = &set->parameters[i];
     }
     layer->expert_count = first;
-    if (layer->router && first > 0 && first == second)
-        return LOOM_OK;
+    const loom_parameter *bias = find(set, layer->number, "mlp.router.expert_bias");
+    bool biased = layer->config->moe.moe_router_enable_expert_bias;
+    if (layer->router && first > 0 && first == second && (bias != NULL) == biased)
+        return loom__router_memory_create((int64_t)most, bias ? bias->data : NULL, &layer->router_memory);
     return loom_fail(LOOM_ERR_INTERNAL, "the spec lacks an expert of layer %lld", (long long)layer->number);
 }
 
 void loom__layer_unbind(loom__layer *layer) {
     free(layer->experts_fc1);
     layer->experts_fc1 = layer->experts_fc2 = NULL;
+    loom__router_memory_destroy(layer->router_memory);
+    layer->router_memory = NULL;
 }
 
 loom_status loom__layer_bind(
@@ -282,7 +286,10 @@ static loom_status routed_experts(
     const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **output) {
     loom_tensor *probs = NULL, *rows = NULL, *narrow = NULL;
     loom__routed *routed = NULL;
-    loom_status status = loom__route_tokens(tape, normed, layer->router, &m->router, &probs, &routed);
+    loom__router_options options = m->router;
+    options.memory = layer->router_memory;
+    options.layer = layer->number;
+    loom_status status = loom__route_tokens(tape, normed, layer->router, &options, &probs, &routed);
     if (!status)
         status = loom__expert_dispatch(tape, normed, routed, &rows);
     if (!status)

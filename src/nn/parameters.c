@@ -47,16 +47,18 @@ loom_status loom__parameter_set_create(
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the parameters of a model");
     *set = (loom__parameter_set){.spec = spec, .part = part, .at = *at};
     /* A stage of a pipeline may hold nothing at all. */
-    set->parameters = calloc((size_t)part->count + 1, sizeof *set->parameters);
-    set->list = calloc((size_t)part->count + 1, sizeof *set->list);
+    const int64_t tensors = part->count + part->module_buffers;
+    set->parameters = calloc((size_t)tensors + 1, sizeof *set->parameters);
+    set->list = calloc((size_t)tensors + 1, sizeof *set->list);
     loom_status status = set->parameters && set->list
                              ? LOOM_OK
-                             : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld parameters", (long long)part->count);
-    for (int64_t i = 0; !status && i < part->count; i++) {
+                             : loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld parameters", (long long)tensors);
+    for (int64_t i = 0; !status && i < tensors; i++) {
         set->list[i] = &set->parameters[i];
-        set->count = i + 1;
         status = make_parameter(set, i);
     }
+    set->count = part->count;
+    set->module_buffers = part->module_buffers;
     if (status) {
         loom__parameter_set_destroy(set);
         return status;
@@ -68,7 +70,7 @@ loom_status loom__parameter_set_create(
 void loom__parameter_set_destroy(loom__parameter_set *set) {
     if (!set)
         return;
-    for (int64_t i = 0; i < set->count; i++)
+    for (int64_t i = 0; set->parameters && i < set->part->count + set->part->module_buffers; i++)
         free(set->parameters[i].memory);
     free(set->parameters);
     free(set->list);
@@ -112,7 +114,7 @@ loom_status loom__parameter_set_initialize(loom__parameter_set *set, uint64_t se
 }
 
 loom_parameter *loom__parameter_set_find(const loom__parameter_set *set, const char *name) {
-    for (int64_t i = 0; i < set->count; i++)
+    for (int64_t i = 0; i < set->count + set->module_buffers; i++)
         if (strcmp(set->parameters[i].name, name) == 0)
             return &set->parameters[i];
     return NULL;

@@ -16,6 +16,7 @@ typedef struct loom__parameter_set {
     const loom__model_spec *spec; /* borrowed, as is the part */
     const loom__part *part;
     int64_t count;              /* the part's */
+    int64_t module_buffers;     /* the part's, behind the parameters: F32, never with a gradient */
     loom_parameter *parameters; /* one an entry of the part, in its order */
     loom_parameter **list;      /* pointers to them */
     loom__tensor_place at;
@@ -30,7 +31,7 @@ void loom__parameter_set_destroy(loom__parameter_set *set);
 /* Fills every parameter (F32: narrowing comes later) with its initial values: a function of (seed, canonical name,
  * canonical element) alone. */
 loom_status loom__parameter_set_initialize(loom__parameter_set *set, uint64_t seed);
-/* The parameter of that name, or NULL. */
+/* The parameter, or module buffer, of that name, or NULL. */
 loom_parameter *loom__parameter_set_find(const loom__parameter_set *set, const char *name);
 
 /* Which array of a parameter: its values or its gradient. */

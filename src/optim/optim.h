@@ -13,7 +13,7 @@ typedef struct loom__optimizer_options {
      * x the members of an instance. */
     loom_comm *model_parallel;
     /* The same of expert parameters: expert tensor x expert x pipeline, and with shards x the members of an instance.
-     * Read where there are such parameters. */
+     * The same on all its members: where one has such parameters, all go along. NULL: none of them has any. */
     loom_comm *expert_model_parallel;
     /* Whether this rank counts, in the norm, parameters that are the same on all tensor ranks: true on tensor rank 0.
      */

@@ -26,7 +26,7 @@ static loom_status find_nonfinite(loom_optimizer *optimizer, const char *why) {
     if (optimizer->has_scaler) {
         LOOM_TRY(share_note(view->share[LOOM__DDP_DENSE].group, note));
         LOOM_TRY(share_note(optimizer->model_parallel, note));
-        if (view->has_experts) {
+        if (optimizer->expert_model_parallel) {
             LOOM_TRY(share_note(view->share[LOOM__DDP_EXPERT].group, note));
             LOOM_TRY(share_note(optimizer->expert_model_parallel, note));
         }
@@ -34,7 +34,7 @@ static loom_status find_nonfinite(loom_optimizer *optimizer, const char *why) {
     if (note[0])
         return loom_fail(LOOM_ERR_NUMERIC, "%s%s", why, note);
     loom_status status = loom_agree(optimizer->model_parallel, loom__norm_blame(optimizer->rank, view, why));
-    if (view->has_experts)
+    if (optimizer->expert_model_parallel)
         status = loom_agree(optimizer->expert_model_parallel, status);
     LOOM_TRY(status);
     return loom_fail(
@@ -169,7 +169,7 @@ static loom_status take_norm(const loom_optimizer *optimizer, loom__norm *norm) 
     const loom__ddp_view *view = loom__ddp_view_of(optimizer->ddp);
     *norm = loom__norm_partial(optimizer->rank, view, optimizer->counted, optimizer->norm_type, false);
     LOOM_TRY(loom__norm_gather(optimizer->model_parallel, norm));
-    if (!view->has_experts)
+    if (!optimizer->expert_model_parallel)
         return LOOM_OK;
     loom__norm experts = loom__norm_partial(optimizer->rank, view, optimizer->counted, optimizer->norm_type, true);
     LOOM_TRY(loom__norm_gather(optimizer->expert_model_parallel, &experts));

@@ -9,6 +9,7 @@
 #define PARALLEL_EXPERTS_H
 
 #include "moe/router.h"
+#include "moe/statistics.h"
 #include <megaloom/tensor.h>
 
 typedef struct loom__expert_groups {
@@ -31,6 +32,24 @@ typedef struct loom__routed {
 } loom__routed;
 void loom__routed_release(loom__routed *routed); /* NULL is accepted */
 
+/* What the router of one layer keeps from one microbatch to the next. */
+typedef struct loom__router_memory {
+    int64_t experts;
+    float *bias;    /* [experts] added to scores for the choice alone; borrowed; NULL: none */
+    double *tokens; /* [experts] that have gone to each in this step, of this rank; where there is a bias */
+} loom__router_memory;
+
+/* bias may be NULL. LOOM_ERR_MEMORY; loom__router_memory_destroy. */
+loom_status loom__router_memory_create(int64_t experts, float *bias, loom__router_memory **memory);
+void loom__router_memory_destroy(loom__router_memory *memory); /* NULL is accepted */
+/* Adds a map [tokens, experts] to the counts. */
+void loom__router_memory_count(loom__router_memory *memory, int64_t tokens, const uint8_t *map);
+/* After the last microbatch of a step: bias[e] += rate * sign(mean of tokens - tokens[e]) with the tokens of all ranks
+ * of the group (NULL: of this one), and the counts begin again. The layers are alike, and the same on all members.
+ * Collective over the group where there are biases. */
+loom_status loom__router_memories_end_step(
+    loom__router_memory *const *memories, int64_t count, loom_comm *group, double rate);
+
 typedef struct loom__router_options {
     loom__router router;
     loom__expert_groups groups;
@@ -40,6 +59,10 @@ typedef struct loom__router_options {
     double balance_coefficient, z_coefficient, own_loss_scale;
     bool balance_per_sequence;
     loom_comm *balance_group;
+    loom__router_memory *memory; /* of the layer; counted where the tape records a training; NULL: none */
+    /* Where a microbatch of a training is added, as one of layer `layer`; borrowed; NULL: nowhere. */
+    loom__router_collector *collector;
+    int64_t layer;
 } loom__router_options;
 
 /* x [s, b, h] (this rank's rows), weight [experts, h]. *probs [s*b, experts] F32: the weights of the experts, to be

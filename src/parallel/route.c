@@ -217,6 +217,37 @@ static loom_status balance(
     return LOOM_OK;
 }
 
+/* The losses have no value in the forward but this one. */
+static loom_status losses_of(
+    const loom__router_options *options, const route_state *state, const float *logits, loom__router_losses *losses) {
+    const loom__routed *r = state->routed;
+    const loom_router_loss balance =
+        options->balance_per_sequence ? LOOM_ROUTER_SEQ_LOAD_BALANCING : LOOM_ROUTER_LOAD_BALANCING;
+    losses->has[balance] = state->balance_weights != NULL;
+    if (state->balance_weights) {
+        LOOM_TRY(loom__balance_loss(&state->balance, logits, state->balance_weights, 0, &losses->part[balance], NULL));
+        losses->part[balance] /= options->balance_coefficient;
+    }
+    losses->has[LOOM_ROUTER_Z] = state->z_coefficient > 0;
+    if (state->z_coefficient > 0) {
+        loom__router_z_loss(
+            r->tokens, r->experts, logits, NULL, state->z_coefficient, 0, &losses->part[LOOM_ROUTER_Z], NULL);
+        losses->part[LOOM_ROUTER_Z] /= options->z_coefficient;
+    }
+    return LOOM_OK;
+}
+
+/* A recomputation comes by twice, and records once. */
+static loom_status collect(
+    const loom_tape *tape, const loom__router_options *options, const route_state *state, const float *logits) {
+    loom__router_losses losses = {{false}, {0}};
+    if (!options->collector || !options->training || !loom_tape_records(tape))
+        return LOOM_OK;
+    LOOM_TRY(losses_of(options, state, logits, &losses));
+    return loom__router_collector_add(
+        options->collector, options->layer, state->routed->tokens, &state->routed->routing, &losses);
+}
+
 /* x is read, and its routing decided; *logits [tokens, experts]. */
 static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weight, const loom__router_options *options,
     route_state *state, loom_tensor **logits) {
@@ -227,11 +258,16 @@ static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weigh
     LOOM_TRY(create_routed(tokens, options, &state->routed));
     LOOM_TRY(logits_of(tape, x, weight, tokens, h, experts, logits));
     const float *values = loom_tensor_f32(*logits);
-    LOOM_TRY(loom__route(&state->router, tokens, values, NULL, options->training, &state->routed->routing));
+    const float *bias = options->memory ? options->memory->bias : NULL;
+    LOOM_TRY(loom__route(&state->router, tokens, values, bias, options->training, &state->routed->routing));
+    /* A recomputation comes by twice, and records once. */
+    if (options->memory && options->training && loom_tape_records(tape))
+        loom__router_memory_count(options->memory, tokens, state->routed->routing.map);
     if (options->training)
         state->z_coefficient = options->z_coefficient / size_of(options->balance_group);
     if (options->training && options->balance_coefficient > 0)
         LOOM_TRY(balance(options, x, values, state));
+    LOOM_TRY(collect(tape, options, state, values));
     return plan_rows(state->routed);
 }
 

@@ -170,8 +170,9 @@ static loom_status fill(const loom__plan_sizes *sizes, const loom_plan_machine *
     count_parameters(sizes, &model, plan);
     const loom_schedule_config *played = loom__plan_short_schedule(sizes, &schedule) ? &schedule : NULL;
     LOOM_TRY(loom__plan_memory_make(sizes, &model, played, plan));
-    loom__plan_traffic_make(sizes, &model, machine, plan);
-    LOOM_TRY(loom__plan_time_make(sizes, machine, played, plan));
+    const loom__plan_links links = loom__plan_links_of(sizes, machine);
+    loom__plan_traffic_make(sizes, &model, &links, plan);
+    LOOM_TRY(loom__plan_time_make(sizes, machine, &links, played, plan));
     loom__plan_binds(sizes, plan);
     return LOOM_OK;
 }

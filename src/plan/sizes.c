@@ -4,6 +4,7 @@
 #include "config/precision.h"
 #include "config/sizes.h"
 #include <stdlib.h>
+#include <string.h>
 
 static loom_status complete(const loom_run_config *config, loom_model_config *model) {
     const loom_megatron_strategy_config *strategy = &config->strategy;
@@ -144,4 +145,9 @@ int64_t loom__plan_routed_rows(const loom__plan_sizes *sizes) {
     int64_t capacity = loom__expert_capacity(choices, moe->num_moe_experts, factor, 0);
     capacity = capacity < sizes->own_rows ? capacity : sizes->own_rows;
     return capacity * moe->num_moe_experts;
+}
+
+bool loom__plan_gathers_experts(const loom__plan_sizes *sizes) {
+    const char *type = sizes->model.moe.moe_token_dispatcher_type;
+    return type && strcmp(type, "allgather") == 0;
 }

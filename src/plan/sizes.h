@@ -36,6 +36,8 @@ int64_t loom__plan_count_layers(const loom__plan_sizes *sizes, const loom_stage 
 int64_t loom__plan_layers_behind_experts(const loom__plan_sizes *sizes, const loom_stage *chunk);
 /* Rows that a rank sends to experts for a microbatch: one for each choice of a token that finds room. */
 int64_t loom__plan_routed_rows(const loom__plan_sizes *sizes);
+/* Whether all expert ranks get all rows, and take their own. */
+bool loom__plan_gathers_experts(const loom__plan_sizes *sizes);
 
 /* Parameters of a part of the model. */
 typedef struct loom__plan_parameters {
@@ -96,25 +98,47 @@ typedef struct loom__plan_flops {
 } loom__plan_flops;
 loom__plan_flops loom__plan_flops_of(const loom__plan_sizes *sizes);
 
-/* Fills in traffic. */
+/* What moves over one kind of groups in one way. A kind of traffic has one or two of them. */
+typedef enum loom__plan_flow {
+    LOOM__FLOW_TENSOR,
+    LOOM__FLOW_CONTEXT_RING,
+    LOOM__FLOW_CONTEXT_HEADS,
+    LOOM__FLOW_EXPERTS,
+    LOOM__FLOW_EXPERT_SLICES,
+    LOOM__FLOW_PIPELINE,
+    LOOM__FLOW_GRADIENTS,
+    LOOM__FLOW_EXPERT_GRADIENTS,
+    LOOM__FLOW_PARAMETERS,
+    LOOM__FLOW_EXPERT_PARAMETERS,
+    LOOM__FLOW_EMBEDDING,
+    LOOM__FLOWS
+} loom__plan_flow;
+loom_plan_traffic_kind loom__plan_flow_kind(loom__plan_flow flow);
+
+/* Where the flows of a layout go. */
+typedef struct loom__plan_links {
+    double across[LOOM__FLOWS];    /* the share of its bytes that go from node to node */
+    double bandwidth[LOOM__FLOWS]; /* bytes a second that a rank sends: those of the network as soon as any go there */
+} loom__plan_links;
+loom__plan_links loom__plan_links_of(const loom__plan_sizes *sizes, const loom_plan_machine *machine);
+
+/* Fills in traffic, and as exposed_seconds what the bytes of each kind take if nothing is computed meanwhile. */
 void loom__plan_traffic_make(
-    const loom__plan_sizes *sizes, const loom__plan_model *model, const loom_plan_machine *machine, loom_plan *plan);
+    const loom__plan_sizes *sizes, const loom__plan_model *model, const loom__plan_links *links, loom_plan *plan);
 /* Bytes that a rank sends for one microbatch in one chunk: forward, and backward. */
 typedef struct loom__plan_chunk_traffic {
-    double forward[LOOM_PLAN_TRAFFIC_KINDS], backward[LOOM_PLAN_TRAFFIC_KINDS];
+    double forward[LOOM__FLOWS], backward[LOOM__FLOWS];
 } loom__plan_chunk_traffic;
 loom__plan_chunk_traffic loom__plan_chunk_traffic_of(const loom__plan_sizes *sizes, const loom_stage *chunk);
 /* Bytes of a message between stages. */
 double loom__plan_message(const loom__plan_sizes *sizes);
-/* The share of a kind's messages that go from node to node. */
-double loom__plan_across(const loom__plan_sizes *sizes, loom_plan_traffic_kind kind, int64_t ranks_per_node);
 
 /* A schedule whose lists can be made and simulated in a moment: that of the sizes, or, of so many microbatches that
  * this cannot, one of fewer whose worst moment is the same. False where there are too many stages even for that. */
 bool loom__plan_short_schedule(const loom__plan_sizes *sizes, loom_schedule_config *schedule);
 /* Fills in operations, bubble and times; after memory and traffic. schedule: as above. */
 loom_status loom__plan_time_make(const loom__plan_sizes *sizes, const loom_plan_machine *machine,
-    const loom_schedule_config *schedule, loom_plan *plan);
+    const loom__plan_links *links, const loom_schedule_config *schedule, loom_plan *plan);
 /* loom_plan_make for so many forwards: see loom__plan_sizes. */
 loom_status loom__plan_make(
     const loom_run_config *config, const loom_plan_options *options, int64_t most_forwards, loom_plan **plan);

@@ -50,19 +50,10 @@ typedef struct chunk_cost {
 
 typedef struct pace {
     const loom__plan_sizes *sizes;
+    const loom__plan_links *links;
     loom__plan_flops flops;
-    double rate;                               /* operations a second */
-    double bandwidth[LOOM_PLAN_TRAFFIC_KINDS]; /* bytes a second */
+    double rate; /* operations a second */
 } pace;
-
-static pace pace_of(const loom__plan_sizes *sizes, const loom_plan_machine *machine) {
-    pace made = {.sizes = sizes, .flops = loom__plan_flops_of(sizes), .rate = machine->flops * machine->efficiency};
-    for (int kind = 0; kind < LOOM_PLAN_TRAFFIC_KINDS; kind++)
-        made.bandwidth[kind] = loom__plan_across(sizes, (loom_plan_traffic_kind)kind, machine->ranks_per_node) > 0
-                                   ? machine->network_bandwidth
-                                   : machine->node_bandwidth;
-    return made;
-}
 
 static bool blocks(int kind) {
     return kind == LOOM_PLAN_TENSOR || kind == LOOM_PLAN_CONTEXT || kind == LOOM_PLAN_EXPERT;
@@ -87,12 +78,13 @@ static chunk_cost cost_of(const pace *p, const loom_stage *chunk) {
     made.weight = (forward - attention) / p->rate;
     made.compute = made.forward + made.input + made.weight;
     loom__plan_chunk_traffic traffic = loom__plan_chunk_traffic_of(sizes, chunk);
-    for (int kind = 0; kind < LOOM_PLAN_TRAFFIC_KINDS; kind++) {
+    for (int flow = 0; flow < LOOM__FLOWS; flow++) {
+        loom_plan_traffic_kind kind = loom__plan_flow_kind((loom__plan_flow)flow);
         if (!blocks(kind))
             continue;
-        made.forward += traffic.forward[kind] / p->bandwidth[kind];
-        made.input += traffic.backward[kind] / p->bandwidth[kind];
-        made.traffic[kind] = (traffic.forward[kind] + traffic.backward[kind]) / p->bandwidth[kind];
+        made.forward += traffic.forward[flow] / p->links->bandwidth[flow];
+        made.input += traffic.backward[flow] / p->links->bandwidth[flow];
+        made.traffic[kind] += (traffic.forward[flow] + traffic.backward[flow]) / p->links->bandwidth[flow];
     }
     return made;
 }
@@ -178,7 +170,8 @@ typedef struct stage_cost {
     double first_forward, last_backward;
 } stage_cost;
 
-static void find_times(const loom__plan_sizes *sizes, const pace *p, const stage_cost *slow, double makespan,
+/* exposed_seconds come in as what the bytes of each kind take. */
+static void find_times(const loom__plan_sizes *sizes, const stage_cost *slow, double makespan,
     const loom_plan_machine *machine, loom_plan *plan) {
     const loom_ddp_config *ddp = &sizes->config->strategy.ddp_config;
     const char *wrapper = sizes->config->strategy.ddp;
@@ -186,7 +179,8 @@ static void find_times(const loom__plan_sizes *sizes, const pace *p, const stage
     double m = (double)sizes->schedule.microbatches, *out = plan->exposed_seconds;
     plan->compute_seconds = m * slow->sum.compute;
     for (int kind = 0; kind < LOOM_PLAN_TRAFFIC_KINDS; kind++)
-        out[kind] = blocks(kind) ? m * slow->sum.traffic[kind] : plan->traffic[kind].rank / p->bandwidth[kind];
+        if (blocks(kind))
+            out[kind] = m * slow->sum.traffic[kind];
     plan->bubble_seconds = makespan - plan->compute_seconds;
     for (int kind = 0; kind < LOOM_PLAN_TRAFFIC_KINDS; kind++)
         plan->bubble_seconds -= blocks(kind) ? out[kind] : 0;
@@ -198,9 +192,9 @@ static void find_times(const loom__plan_sizes *sizes, const pace *p, const stage
     plan->utilization = plan->flops_per_step / (plan->step_seconds * (double)plan->world * machine->flops);
 }
 
-static loom_status fill(const loom__plan_sizes *sizes, const loom_plan_machine *machine,
+static loom_status fill(const loom__plan_sizes *sizes, const loom_plan_machine *machine, const loom__plan_links *links,
     const loom_schedule_config *schedule, double *memory, loom_plan *plan) {
-    pace p = pace_of(sizes, machine);
+    const pace p = {sizes, links, loom__plan_flops_of(sizes), machine->flops * machine->efficiency};
     int64_t stages = sizes->pp, chunks = sizes->chunks, places = stages * chunks;
     table costs = {memory, memory + places, memory + 2 * places};
     double *busy = memory + 3 * places, makespan, m = (double)sizes->schedule.microbatches, again = 0;
@@ -224,8 +218,8 @@ static loom_status fill(const loom__plan_sizes *sizes, const loom_plan_machine *
         if (all.first_forward + all.last_backward > slow.first_forward + slow.last_backward)
             slow = all;
     }
-    LOOM_TRY(
-        play(sizes, schedule, &costs, loom__plan_message(sizes) / p.bandwidth[LOOM_PLAN_PIPELINE], busy, &makespan));
+    const double message = loom__plan_message(sizes) / links->bandwidth[LOOM__FLOW_PIPELINE];
+    LOOM_TRY(play(sizes, schedule, &costs, message, busy, &makespan));
     double busy_all = 0;
     for (int64_t stage = 0; stage < stages; stage++) {
         plan->stages[stage].idle = makespan > 0 ? 1 - busy[stage] / makespan : 0;
@@ -236,16 +230,16 @@ static loom_status fill(const loom__plan_sizes *sizes, const loom_plan_machine *
     plan->bubble_simulated = schedule != NULL;
     plan->recompute_flops_per_step = again;
     add_model_flops(sizes, &p.flops, plan);
-    find_times(sizes, &p, &slow, makespan, machine, plan);
+    find_times(sizes, &slow, makespan, machine, plan);
     return LOOM_OK;
 }
 
 loom_status loom__plan_time_make(const loom__plan_sizes *sizes, const loom_plan_machine *machine,
-    const loom_schedule_config *schedule, loom_plan *plan) {
+    const loom__plan_links *links, const loom_schedule_config *schedule, loom_plan *plan) {
     double *memory = calloc((size_t)(sizes->pp * (3 * sizes->chunks + 1)), sizeof *memory);
     if (!memory)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory to time %lld stages", (long long)sizes->pp);
-    loom_status status = fill(sizes, machine, schedule, memory, plan);
+    loom_status status = fill(sizes, machine, links, schedule, memory, plan);
     free(memory);
     return status;
 }

@@ -25,10 +25,17 @@ static void drop_sums(walk *w) {
     drop(w, make(w, PASSING, 4 * (w->sizes->own_rows + 1) * w->sizes->model.hidden_size));
 }
 
+/* The dispatcher that gathers has the rows of all expert ranks for the moment. */
+static void pass_all(walk *w) {
+    if (w->sizes->ep > 1 && loom__plan_gathers_experts(w->sizes))
+        drop(w, make(w, PASSING, row_bytes(w, own_rows(w) * w->sizes->ep)));
+}
+
 /* This rank's rows to where their experts are. */
 static int to_experts(walk *w, int rows) {
     const loom__plan_sizes *s = w->sizes;
     int received = s->ep > 1 ? make(w, PASSING, row_bytes(w, own_rows(w))) : hold(w, rows);
+    pass_all(w);
     int all = s->etp > 1 ? make(w, PASSING, row_bytes(w, expert_rows(w))) : hold(w, received);
     int ordered = make(w, PASSING, row_bytes(w, expert_rows(w)));
     drop(w, received);
@@ -41,6 +48,7 @@ static int from_experts(walk *w) {
     int all = make(w, PASSING, row_bytes(w, expert_rows(w)));
     int sum = s->etp > 1 ? make(w, PASSING, row_bytes(w, own_rows(w))) : hold(w, all);
     int back = s->ep > 1 ? make(w, PASSING, row_bytes(w, own_rows(w))) : hold(w, sum);
+    pass_all(w);
     drop(w, all);
     drop(w, sum);
     return back;

@@ -4,6 +4,7 @@
  * varint, a fixed-size number, or a length and bytes. Each record is flushed whole, so that a reader meets a prefix of
  * records. */
 #include "report/columns.h"
+#include "report/router.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -43,7 +44,7 @@ enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
 enum { EVENT_WALL_TIME = 1, EVENT_STEP = 2, EVENT_FILE_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION_LOG = 7 };
 enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SIMPLE_VALUE = 2, SESSION_LOG_STATUS = 1, SESSION_START = 1 };
 
-/* Room for every column: a tag of at most 24 bytes, its number, and their keys. */
+/* Room for every column, of a tag of at most 24 bytes, its number, and their keys; more scalars take more records. */
 enum { MESSAGE_BYTES = 64 + LOOM__COLUMNS * 48 };
 typedef struct message {
     unsigned char bytes[MESSAGE_BYTES];
@@ -165,20 +166,45 @@ loom_status loom_events_open(const char *folder, int64_t first_step, loom_events
     return LOOM_OK;
 }
 
+/* ---- scalars ---- */
+
+/* One after the other into summaries, each written when it is full. */
+typedef struct scalars {
+    const loom_events *events;
+    int64_t step;
+    message summary;
+} scalars;
+
+static loom_status write_summary(scalars *s) {
+    message event = event_at(s->step);
+    if (s->summary.length == 0)
+        return LOOM_OK;
+    put_bytes(&event, EVENT_SUMMARY, s->summary.bytes, s->summary.length);
+    s->summary.length = 0;
+    return write_record(s->events, &event);
+}
+
+static loom_status add_scalar(void *context, const char *tag, double number, bool is_count) {
+    enum { AROUND = 48 }; /* the event's own fields, keys and lengths */
+    scalars *s = context;
+    message value = {.length = 0};
+    (void)is_count;
+    if (isnan(number))
+        return LOOM_OK;
+    put_bytes(&value, VALUE_TAG, tag, strlen(tag));
+    put_float(&value, VALUE_SIMPLE_VALUE, (float)number);
+    if (s->summary.length + value.length + AROUND > MESSAGE_BYTES)
+        LOOM_TRY(write_summary(s));
+    put_bytes(&s->summary, SUMMARY_VALUE, value.bytes, value.length);
+    return LOOM_OK;
+}
+
 loom_status loom_events_write(loom_events *events, const loom_step_report *report) {
-    message event = event_at(report->step), summary = {.length = 0};
-    for (int i = 0; i < LOOM__COLUMNS; i++) {
-        const loom__column *column = &loom__columns[i];
-        double number = loom__column_value(column, report);
-        message value = {.length = 0};
-        if (isnan(number))
-            continue;
-        put_bytes(&value, VALUE_TAG, column->name, strlen(column->name));
-        put_float(&value, VALUE_SIMPLE_VALUE, (float)number);
-        put_bytes(&summary, SUMMARY_VALUE, value.bytes, value.length);
-    }
-    put_bytes(&event, EVENT_SUMMARY, summary.bytes, summary.length);
-    return write_record(events, &event);
+    scalars s = {.events = events, .step = report->step};
+    for (int i = 0; i < LOOM__COLUMNS; i++)
+        LOOM_TRY(add_scalar(&s, loom__columns[i].name, loom__column_value(&loom__columns[i], report), false));
+    LOOM_TRY(loom__router_numbers(report, add_scalar, &s));
+    return write_summary(&s);
 }
 
 void loom_events_close(loom_events *events) {

@@ -1,6 +1,7 @@
 /* metrics.jsonl: the run's numbers, a line a step, readable while the run goes on. A file is only ever replaced as a
  * whole, by a new one that may begin with its lines: what an earlier run wrote is never changed. */
 #include "report/columns.h"
+#include "report/router.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -130,6 +131,14 @@ static void put(json_t *object, const char *key, double value) {
         json_object_set_new(object, key, isinf(value) ? json_null() : json_real(value));
 }
 
+static loom_status put_router_number(void *context, const char *name, double value, bool is_count) {
+    if (is_count)
+        json_object_set_new(context, name, json_integer((json_int_t)value));
+    else
+        put(context, name, value);
+    return LOOM_OK;
+}
+
 /* Takes the object. */
 static loom_status write_line(loom_metrics *metrics, json_t *object) {
     int failed = json_dumpf(object, metrics->file, JSON_COMPACT | JSON_REAL_PRECISION(17));
@@ -152,6 +161,7 @@ loom_status loom_metrics_write(loom_metrics *metrics, const loom_step_report *re
         else
             put(object, column->name, value);
     }
+    (void)loom__router_numbers(report, put_router_number, object);
     return write_line(metrics, object);
 }
 

@@ -62,7 +62,7 @@ static void bar(const loom_progress *progress, int64_t step, char *text, size_t 
 /* A line that is longer than the terminal would be wrapped, and then not be rewritten but scroll: first the bar goes,
  * then the share of the GEMM rate. */
 static void put_line(loom_progress *progress, const loom_step_report *report, bool last) {
-    char cells[32] = "", tokens[32] = "", share[32] = "", left[32] = "", step[64], loss[32];
+    char cells[32] = "", tokens[32] = "", share[32] = "", left[32] = "", dropped[32] = "", step[64], loss[32];
     int width = snprintf(NULL, 0, "%lld", (long long)progress->steps);
     snprintf(step, sizeof step, "step %*lld/%lld", width, (long long)report->step, (long long)progress->steps);
     snprintf(loss, sizeof loss, "  loss %.4f", report->loss);
@@ -70,21 +70,25 @@ static void put_line(loom_progress *progress, const loom_step_report *report, bo
         rate(report->tokens_per_second, tokens, sizeof tokens);
     if (report->gemm_share <= 1)
         snprintf(share, sizeof share, "  %.0f%% of GEMM rate", report->gemm_share * 100);
+    if (report->router && report->router->dropped > 0)
+        snprintf(dropped, sizeof dropped, "  %.1f%% dropped",
+            100 * (double)report->router->dropped / (double)report->router->choices);
     if (progress->mean_seconds > 0)
         duration(progress->mean_seconds * (double)(progress->steps - report->step), left, sizeof left);
     if (!progress->terminal) {
-        fprintf(progress->out, "%s%s%s%s%s\n", step, loss, tokens, share, left);
+        fprintf(progress->out, "%s%s%s%s%s%s\n", step, loss, dropped, tokens, share, left);
         return;
     }
     size_t most = (size_t)columns(progress) - 1;
-    size_t length = strlen(step) + strlen(loss) + strlen(tokens) + strlen(left);
+    size_t length = strlen(step) + strlen(loss) + strlen(dropped) + strlen(tokens) + strlen(left);
     if (progress->steps > 0)
         bar(progress, report->step, cells, sizeof cells);
     if (length + strlen(share) + strlen(cells) > most)
         cells[0] = '\0';
     if (length + strlen(share) + strlen(cells) > most)
         share[0] = '\0';
-    fprintf(progress->out, "\r%s%s%s%s%s%s\033[K%s", cells, step, loss, tokens, share, left, last ? "\n" : "");
+    fprintf(
+        progress->out, "\r%s%s%s%s%s%s%s\033[K%s", cells, step, loss, dropped, tokens, share, left, last ? "\n" : "");
     progress->open = !last;
 }
 

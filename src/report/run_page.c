@@ -3,6 +3,7 @@
  * the curves stands above them: numbers that are none, steps that are missing, told twice or were skipped. */
 #include "report/page.h"
 #include "report/rank_map.h"
+#include "report/router.h"
 #include "report/run.h"
 #include <inttypes.h>
 #include <math.h>
@@ -126,6 +127,20 @@ static void add_speed(const loom_run_record *run, json_t *facts) {
         add_fact(facts, "Time in steps", duration(seconds), NULL);
 }
 
+static void add_dropped(const loom_run_record *run, json_t *facts) {
+    const loom_run_series *choices = loom_run_find_series(run, "dropped_choices"),
+                          *shares = loom_run_find_series(run, "dropped_share");
+    double dropped = 0, share = 0;
+    if (!choices || !shares)
+        return;
+    for (int64_t i = 0; i < choices->count; i++)
+        dropped += choices->values[i];
+    for (int64_t i = 0; i < shares->count; i++)
+        share += shares->values[i] / (double)shares->count;
+    add_fact(facts, "Dropped choices", loom__html_format("%.3g %%", 100 * share),
+        loom__html_format("%.0f found no room at their expert", dropped));
+}
+
 /* False where the run does not tell its layout, or tells one that cannot be. */
 static bool layout_of(const loom_run_record *run, loom_layout *layout) {
     if (!run->config || run->facts.ranks < 1)
@@ -175,6 +190,7 @@ static json_t *facts_of(const loom_run_record *run) {
         add_losses(run, facts);
     add_test(run, facts);
     add_speed(run, facts);
+    add_dropped(run, facts);
     add_layout(run, facts);
     return facts;
 }
@@ -310,6 +326,7 @@ static json_t *charts_of(const loom_run_record *run, int64_t points) {
         loom__charts_add(
             charts, single[i].title, single[i].unit, single[i].from_zero, single[i].log, &curve, 1, json_incref(marks));
     }
+    loom__router_charts(run, points, charts, marks);
     json_decref(marks);
     return charts;
 }

@@ -3,6 +3,7 @@
  * back to a checkpoint the later telling of a step holds. */
 #include "report/columns.h"
 #include "report/run.h"
+#include "report/series.h"
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
@@ -145,8 +146,8 @@ static loom_status read_facts(loom_run_record *run, bool *there) {
 
 /* ---- metrics.jsonl ---- */
 
-bool loom__run_parse_line(const char *line, size_t length, loom_step_report *report) {
-    json_t *object = json_loadb(line, length, 0, NULL);
+/* False: it is no line of a step. */
+static bool take_report(const json_t *object, loom_step_report *report) {
     const json_t *step = json_object_get(object, "step");
     bool good = json_is_integer(step) && json_integer_value(step) > 0 && json_integer_value(step) < LAST_STEP;
     if (good) {
@@ -160,6 +161,12 @@ bool loom__run_parse_line(const char *line, size_t length, loom_step_report *rep
             loom__column_set(column, report, number);
         }
     }
+    return good;
+}
+
+bool loom__run_parse_line(const char *line, size_t length, loom_step_report *report) {
+    json_t *object = json_loadb(line, length, 0, NULL);
+    bool good = take_report(object, report);
     json_decref(object);
     return good;
 }
@@ -178,6 +185,8 @@ bool loom__run_parse_test(const char *line, size_t length, int64_t *step, double
 }
 
 static loom_status add_report(loom_run_record *run, int64_t *room, const loom_step_report *report) {
+    if (run->count > 0 && run->reports[run->count - 1].step >= report->step)
+        loom__series_cut(run, report->step);
     while (run->count > 0 && run->reports[run->count - 1].step >= report->step) {
         run->count--;
         run->repeated++;
@@ -194,6 +203,20 @@ static loom_status add_report(loom_run_record *run, int64_t *room, const loom_st
     return LOOM_OK;
 }
 
+static loom_status take_line(loom_run_record *run, int64_t *room, const char *line, size_t length) {
+    loom_step_report report;
+    if (loom__run_parse_test(line, length, &run->test_step, &run->test_loss))
+        return LOOM_OK;
+    json_t *object = json_loadb(line, length, 0, NULL);
+    bool good = take_report(object, &report);
+    loom_status status = good ? add_report(run, room, &report) : LOOM_OK;
+    if (good && !status)
+        status = loom__series_take(run, report.step, object);
+    json_decref(object);
+    run->damaged += !good;
+    return status;
+}
+
 static loom_status read_metrics(loom_run_record *run, bool *there) {
     char path[LOOM__RUN_PATH_BYTES], *line = NULL;
     size_t bytes = 0;
@@ -204,15 +227,8 @@ static loom_status read_metrics(loom_run_record *run, bool *there) {
     if (!file)
         return errno == ENOENT || errno == ENOTDIR ? LOOM_OK : loom_fail(LOOM_ERR_IO, "%s: cannot be read: %m", path);
     loom_status status = LOOM_OK;
-    for (ssize_t length; !status && (length = getline(&line, &bytes, file)) > 0;) {
-        loom_step_report report;
-        if (loom__run_parse_test(line, (size_t)length, &run->test_step, &run->test_loss))
-            continue;
-        if (loom__run_parse_line(line, (size_t)length, &report))
-            status = add_report(run, &room, &report);
-        else
-            run->damaged++;
-    }
+    for (ssize_t length; !status && (length = getline(&line, &bytes, file)) > 0;)
+        status = take_line(run, &room, line, (size_t)length);
     free(line);
     if (!status && ferror(file))
         status = loom_fail(LOOM_ERR_IO, "%s: cannot be read: %m", path);
@@ -267,6 +283,7 @@ void loom_run_destroy(loom_run_record *run) {
     loom_run_config_destroy(run->config);
     free(run->config_text);
     free(run->reports);
+    loom__series_free(run);
     free(run->timeline);
     free(run->folder);
     free(run);

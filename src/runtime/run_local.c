@@ -169,11 +169,12 @@ static void join(local_run *run) {
 
 loom_status loom_run_local(int n, loom_rank_function function, void *argument, const loom_run_options *given) {
     int launched;
+    bool beside = given && given->beside_mpi;
     if (n < 1 || n > MOST_RANKS)
         return loom_fail(LOOM_ERR_ARGUMENT, "thread ranks: found %d, expected 1 to %d", n, MOST_RANKS);
     if (!function)
         return loom_fail(LOOM_ERR_ARGUMENT, "loom_run_local: the function is NULL");
-    if (loom_mpi_launched(&launched) && launched > 1)
+    if (!beside && loom_mpi_launched(&launched) && launched > 1)
         return loom_fail(LOOM_ERR_STATE,
             "loom_run_local was called inside an MPI run of %d processes, where each would start %d thread ranks of "
             "its own; use loom_run_mpi, or start one process without mpirun",

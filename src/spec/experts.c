@@ -98,7 +98,7 @@ void loom__model_config_complete_experts(
         loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
             "not supported yet: experts with biases (add_bias_linear or add_mlp_bias true with num_moe_experts)");
     loom__router router = loom__model_router(config);
-    loom_status status = loom__router_check(&router, false);
+    loom_status status = loom__router_check(&router, moe->moe_router_enable_expert_bias);
     if (status)
         loom__faults_add(faults, LOOM_ERR_CONFIG, "%s", loom_error_message());
     if (router.sinkhorn && moe->moe_aux_loss_coeff > 0)

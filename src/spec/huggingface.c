@@ -27,16 +27,10 @@ static const family families[LOOM__ARCHITECTURE_COUNT] = {[LOOM__GPT2] = {.biase
     [LOOM__MIXTRAL] = {.window = true, .experts = true},
     [LOOM__QWEN2] = {.qkv_bias = true},
     [LOOM__QWEN3] = {.qk_norm = true},
-    [LOOM__QWEN2_MOE] = {.any_qkv_bias = true,
-        .experts = true,
-        .dense_layers = true,
-        .shared_experts = true,
-        .pre_softmax = true},
-    [LOOM__QWEN3_MOE] = {.qk_norm = true,
-        .experts = true,
-        .proj_bias = true,
-        .dense_layers = true,
-        .pre_softmax = true},
+    [LOOM__QWEN2_MOE] =
+        {.any_qkv_bias = true, .experts = true, .dense_layers = true, .shared_experts = true, .pre_softmax = true},
+    [LOOM__QWEN3_MOE] =
+        {.qk_norm = true, .experts = true, .proj_bias = true, .dense_layers = true, .pre_softmax = true},
     [LOOM__GEMMA] = {.zero_centered = true, .scaled = true}};
 
 /* The same of its experts. */
@@ -52,6 +46,8 @@ static const char *experts_cannot(const family *has, const loom_model_config *co
         return has->shared_experts ? "no shared experts" : "shared experts";
     if (moe->moe_shared_expert_gate != has->shared_experts)
         return has->shared_experts ? "shared experts without a gate" : "a gate of shared experts";
+    if (moe->moe_router_enable_expert_bias)
+        return "moe_router_enable_expert_bias true";
     if (moe->moe_router_pre_softmax && !has->pre_softmax)
         return "moe_router_pre_softmax true";
     if (moe->moe_router_score_function && strcmp(moe->moe_router_score_function, "softmax") != 0)

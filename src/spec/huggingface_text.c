@@ -16,7 +16,7 @@ typedef enum member_kind {
     MEMBER_ATTENTION_BIAS, /* of q, k, v and the output projection together */
     MEMBER_MLP_BIAS,
     MEMBER_QKV_BIAS,
-    MEMBER_NORM_TOPK, /* of the chosen experts' weights: where the softmax is not over all */
+    MEMBER_NORM_TOPK,   /* of the chosen experts' weights: where the softmax is not over all */
     MEMBER_EVERY_LAYER, /* 1: which layers have experts is said by the next */
     MEMBER_DENSE_LAYERS,
     MEMBER_FALSE, /* whatever the configuration: the family can do more than we */

@@ -32,8 +32,7 @@ void loom__moe_layer_freq_complete(loom_moe_layer_freq *freq, int64_t num_layers
     if (freq->length == 0 && freq->every == 0)
         freq->every = 1;
     if (freq->length == 0 && freq->every < 1)
-        loom__faults_add(
-            faults, LOOM_ERR_CONFIG, "moe_layer_freq: found %" PRId64 ", expected 1 or more", freq->every);
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "moe_layer_freq: found %" PRId64 ", expected 1 or more", freq->every);
     if (freq->length == 0)
         return;
     for (int64_t i = 0; i < freq->length && i < LOOM_MOE_LAYERS_MAX; i++)

@@ -149,6 +149,18 @@ static void add_layer(list *to) {
     add_row_linear(to, "mlp.linear_fc2.weight", "mlp.linear_fc2.bias", h, f, biases.mlp);
 }
 
+/* The bias of the choice of experts is moved by what the router counts and by no gradient. */
+static void add_module_buffers(list *to) {
+    const loom_model_config *config = &to->spec->config;
+    int64_t parameters = to->spec->count;
+    to->place = LOOM__PLACE_LAYER;
+    for (to->layer = 0; to->layer < config->num_layers; to->layer++)
+        if (config->moe.moe_router_enable_expert_bias && loom__layer_has_experts(config, to->layer))
+            add(to, "mlp.router.expert_bias", 1, config->moe.num_moe_experts, 1);
+    to->spec->module_buffers = to->spec->count - parameters;
+    to->spec->count = parameters;
+}
+
 static void add_all(loom__model_spec *spec) {
     const loom_model_config *config = &spec->config;
     bool tied = config->share_embeddings_and_output_weights;
@@ -164,8 +176,14 @@ static void add_all(loom__model_spec *spec) {
     to.layer = -1;
     add_norm(&to, "decoder.final_layernorm.weight", "decoder.final_layernorm.bias");
     add_vocabulary_rows(&to, "output_layer.weight", tied ? 1 : 0);
-    if (tied)
-        spec->tied_head = &spec->parameters[--spec->count];
+    loom__parameter_descriptor head = spec->parameters[spec->count - 1];
+    spec->count -= tied;
+    add_module_buffers(&to);
+    loom__parameter_descriptor *behind = &spec->parameters[loom__spec_tensors(spec)];
+    if (tied) {
+        *behind = head;
+        spec->tied_head = behind;
+    }
 }
 
 loom_status loom__model_spec_create(const loom_model_config *completed, loom__model_spec **spec) {

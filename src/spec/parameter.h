@@ -51,10 +51,17 @@ static inline int64_t loom__descriptor_count(const loom__parameter_descriptor *d
 typedef struct loom__model_spec {
     loom_model_config config; /* every derived value filled in (ffn, groups, channels, padded vocabulary) */
     int64_t count;
-    loom__parameter_descriptor *parameters;      /* in model order: embedding, layers, final norm, head */
+    loom__parameter_descriptor *parameters;      /* in model order: embedding, layers, final norm, head; behind them */
+    int64_t module_buffers;                      /* so many that are no parameters: fp32 whatever the precision is,
+                                                    without a gradient, saved with the model; replicated, 1 dimension */
     const loom__parameter_descriptor *tied_head; /* not one of `count`: the copy of tied word embeddings that a last
                                                     stage holds where it is not the first; NULL without a tie */
 } loom__model_spec;
+
+/* Parameters and module buffers. */
+static inline int64_t loom__spec_tensors(const loom__model_spec *spec) {
+    return spec->count + spec->module_buffers;
+}
 
 /* Fills in the derived values of a configuration for tp tensor ranks and checks it; every fault is named, with the
  * legal values (heads, groups and tp; hidden and tp; …). sequence_parallel: seq_length must be divisible by tp. */

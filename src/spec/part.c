@@ -4,6 +4,7 @@
  * that is no copy. */
 #include "spec/part.h"
 #include <stdlib.h>
+#include <string.h>
 
 static loom_status check_chunks(const loom__model_spec *spec, const loom_stage *chunks, int64_t count) {
     int64_t layers = spec->config.num_layers, from = 0;
@@ -56,6 +57,14 @@ static void add_chunk(
                 .descriptor = spec->tied_head, .canonical = i, .chunk = number, .shared_ends = true, .copy = true};
 }
 
+static void add_module_buffers(
+    loom__part *part, const loom__model_spec *spec, const loom_stage *chunk, int64_t number) {
+    for (int64_t i = spec->count; i < loom__spec_tensors(spec); i++)
+        if (belongs(&spec->parameters[i], chunk))
+            part->entries[part->count + part->module_buffers++] =
+                (loom__part_entry){.descriptor = &spec->parameters[i], .canonical = i, .chunk = number};
+}
+
 static void number_places(loom__part *part) {
     int64_t at = 0;
     for (int experts = 0; experts < 2; experts++)
@@ -74,13 +83,15 @@ loom_status loom__part_create(
     LOOM_TRY(check_chunks(spec, chunks, chunk_count));
     loom__part *made = calloc(1, sizeof *made);
     if (made)
-        made->entries = calloc((size_t)spec->count + 1, sizeof *made->entries);
+        made->entries = calloc((size_t)loom__spec_tensors(spec) + 1, sizeof *made->entries);
     if (!made || !made->entries) {
         free(made);
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a part of %lld parameters", (long long)spec->count);
     }
     for (int64_t i = 0; i < chunk_count; i++)
         add_chunk(made, spec, stages > 1, &chunks[i], i);
+    for (int64_t i = 0; i < chunk_count; i++)
+        add_module_buffers(made, spec, &chunks[i], i);
     number_places(made);
     *part = made;
     return LOOM_OK;
@@ -93,6 +104,7 @@ void loom__part_keep_experts(loom__part *part, int64_t first, int64_t count) {
         if (expert < 0 || (expert >= first && expert < first + count))
             part->entries[kept++] = part->entries[i];
     }
+    memmove(part->entries + kept, part->entries + part->count, (size_t)part->module_buffers * sizeof *part->entries);
     part->count = kept;
     number_places(part);
 }

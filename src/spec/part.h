@@ -18,7 +18,8 @@ typedef struct loom__part_entry {
 
 typedef struct loom__part {
     int64_t count;
-    loom__part_entry *entries; /* chunk 0's, chunk 1's, …, each in model order */
+    loom__part_entry *entries; /* chunk 0's, chunk 1's, …, each in model order; behind them, in the same order, */
+    int64_t module_buffers;    /* so many of module buffers, which have no place in a gradient buffer */
 } loom__part;
 
 /* Of the rank with those chunks, in order of depth, one rank of `stages`; chunks NULL = the whole model. The spec is

@@ -4,7 +4,7 @@
 #include "strategy/context.h"
 #include "config/from.h"
 #include "model/gpt.h"
-#include "strategy/load.h"
+#include "strategy/state.h"
 #include <megaloom/load_model.h>
 #include <stdio.h>
 #include <stdlib.h>

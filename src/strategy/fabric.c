@@ -9,8 +9,9 @@
 
 /* The groups that are communicated in so far; the layout knows all of them. */
 static const loom_group_kind used_groups[] = {LOOM_GROUP_TP, LOOM_GROUP_DP, LOOM_GROUP_DP_CP, LOOM_GROUP_TP_PP,
-    LOOM_GROUP_PP, LOOM_GROUP_EMBD, LOOM_GROUP_CP, LOOM_GROUP_TP_CP, LOOM_GROUP_INTRA_DP_CP, LOOM_GROUP_INTRA_DIST_OPT,
-    LOOM_GROUP_EP, LOOM_GROUP_ETP, LOOM_GROUP_ETP_EP, LOOM_GROUP_ETP_EP_PP, LOOM_GROUP_EDP, LOOM_GROUP_INTRA_EDP};
+    LOOM_GROUP_PP, LOOM_GROUP_EMBD, LOOM_GROUP_CP, LOOM_GROUP_TP_CP, LOOM_GROUP_TP_DP_CP, LOOM_GROUP_INTRA_DP_CP,
+    LOOM_GROUP_INTRA_DIST_OPT, LOOM_GROUP_EP, LOOM_GROUP_ETP, LOOM_GROUP_ETP_EP, LOOM_GROUP_ETP_EP_PP, LOOM_GROUP_EDP,
+    LOOM_GROUP_INTRA_EDP};
 
 static loom_status copy_callbacks(loom_fabric *fabric) {
     LOOM_TRY(loom_callbacks_create(&fabric->callbacks));

@@ -147,7 +147,7 @@ static void want_state(reading *r, const loom__ddp_view *view, int64_t place, in
 
 static void want_weights(reading *r) {
     const loom__part *part = r->load->gpt->part;
-    for (int64_t i = 0; i < part->count; i++) {
+    for (int64_t i = 0; i < part->count + part->module_buffers; i++) {
         const loom_parameter *parameter = r->load->gpt->set->list[i];
         loom__reshard_want want = {.canonical = part->entries[i].canonical, .count = loom_parameter_count(parameter)};
         add_want(r, want, (sink){parameter->dtype, loom_parameter_values(parameter)});
@@ -303,7 +303,8 @@ static void round_masters(const loom__load *load) {
 }
 
 static loom_status make_room(reading *r) {
-    size_t room = (size_t)(r->load->gpt->part->count * (array_count(r->load) + 1)) + 1;
+    const loom__part *part = r->load->gpt->part;
+    size_t room = (size_t)(part->count * (array_count(r->load) + 1) + part->module_buffers) + 1;
     r->wants = calloc(room, sizeof *r->wants);
     r->sinks = calloc(room, sizeof *r->sinks);
     if (!r->wants || !r->sinks)

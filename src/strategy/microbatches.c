@@ -327,6 +327,7 @@ static loom_status run_module(
         .input = input,
         .training = work->step->mode == LOOM_TRAINING,
         .own_loss_scale = (double)work->seed * (double)work->step->micro_batch_size * (double)work->step->seq_length,
+        .router_collector = work->step->mode == LOOM_TRAINING ? parallel->router_collector : NULL,
         .logits = last && work->receive ? &logits : NULL,
     };
     if (begins(parallel, chunk) && precision->convert_input)

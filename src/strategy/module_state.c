@@ -1,15 +1,23 @@
-/* A module's parameters from a dict in memory, as torch.save keeps one: this rank's own tensors by their names. First
- * all of the dict is matched; only then anything is changed, so that an error leaves the module as it was. */
-#include "strategy/load.h"
+/* A module's parameters, and its module buffers, from a dict in memory, as torch.save keeps one: this rank's own
+ * tensors by their names. First all of the dict is matched; only then anything is changed, so that an error leaves the
+ * module as it was. */
+#include "model/gpt.h"
+#include "strategy/state.h"
 #include <stdlib.h>
 
 /* What a parameter gets; NULL: nothing. */
 typedef struct matching {
     loom_fabric *fabric;
     const loom_parallel *parallel;
-    const loom_value **values; /* [parameters] */
+    const loom_value **values; /* [tensor_count] */
     loom_load_report report;
 } matching;
+
+/* Parameters, and module buffers behind them in the list. */
+static int64_t tensor_count(const loom_parallel *parallel) {
+    const loom__gpt *gpt = parallel->is_gpt ? parallel->module->context : NULL;
+    return parallel->parameter_count + (gpt ? gpt->set->module_buffers : 0);
+}
 
 static const char *without_module(const char *name) {
     static const char nesting[] = "module.";
@@ -20,7 +28,7 @@ static const char *without_module(const char *name) {
 
 /* Of the chunk, whatever "module." stands before either; -1: none. */
 static int64_t find_parameter(const loom_parallel *parallel, int64_t chunk, const char *name) {
-    for (int64_t i = 0; i < parallel->parameter_count; i++)
+    for (int64_t i = 0; i < tensor_count(parallel); i++)
         if (parallel->parameters[i]->chunk == chunk &&
             strcmp(without_module(parallel->parameters[i]->name), without_module(name)) == 0)
             return i;
@@ -75,12 +83,12 @@ static bool is_taken(const matching *m, int64_t number) {
 
 static loom_status match(matching *m, const loom_value *dict) {
     const loom_value *outer = loom_value_get(dict, "state_dict");
-    m->values = calloc((size_t)m->parallel->parameter_count + 1, sizeof *m->values);
+    m->values = calloc((size_t)tensor_count(m->parallel) + 1, sizeof *m->values);
     if (!m->values)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the state dict of a module");
     for (int64_t chunk = 0; chunk < m->parallel->chunk_count; chunk++)
         LOOM_TRY(match_chunk(m, outer ? outer : dict, chunk));
-    for (int64_t i = 0; i < m->parallel->parameter_count; i++)
+    for (int64_t i = 0; i < tensor_count(m->parallel); i++)
         if (!is_taken(m, i))
             LOOM_TRY(
                 loom__names_add(&m->report.missing, &m->report.missing_count, "", m->parallel->parameters[i]->name));
@@ -114,7 +122,7 @@ static loom_status load_all(matching *m, const loom_value *dict, loom_strict str
     LOOM_TRY(loom_agree(loom_rank_world(m->fabric->rank), prepare(m, dict, strict)));
     if (m->parallel->ddp)
         LOOM_TRY(loom__ddp_wait_parameters(m->parallel->ddp));
-    for (int64_t i = 0; i < m->parallel->parameter_count; i++)
+    for (int64_t i = 0; i < tensor_count(m->parallel); i++)
         if (is_taken(m, i))
             copy(m->values[i]->tensor, m->parallel->parameters[i]->data);
     return LOOM_OK;

@@ -5,8 +5,8 @@
 #include "model/gpt.h"
 #include "optim/optim.h"
 #include "strategy/context.h"
-#include "strategy/load.h"
 #include "strategy/megatron_io.h"
+#include "strategy/state.h"
 #include <megaloom/checkpoint_io.h>
 #include <stdio.h>
 #include <stdlib.h>

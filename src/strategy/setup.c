@@ -281,6 +281,7 @@ static loom_status setup(loom_parallel *parallel) {
         .expert_tensor_group = fabric->groups[LOOM_GROUP_ETP],
         .experts_group = fabric->groups[LOOM_GROUP_ETP_EP],
         .balance_group = fabric->groups[LOOM_GROUP_TP_CP],
+        .step_group = fabric->groups[LOOM_GROUP_TP_DP_CP],
         .sequence_parallel = fabric->config.sequence_parallel,
         .seed = fabric->seed,
         .perform_initialization = fabric->perform_initialization,
@@ -357,6 +358,7 @@ void loom_parallel_destroy(loom_parallel *parallel) {
     unregister_optimizer(parallel);
     loom__optimizer_destroy(parallel->optimizer);
     loom__trace_free(parallel);
+    loom__router_collector_destroy(parallel->router_collector);
     loom__pipeline_destroy(parallel->pipeline);
     loom_schedule_list_free(&parallel->training.list);
     loom_schedule_list_free(&parallel->evaluation.list);
@@ -421,6 +423,15 @@ static int64_t owned_elements(const loom_parameter *parameter, void *context) {
     return parameter->owned;
 }
 
+/* The ranks among which expert parameters are counted, NULL where none has any: a stage of dense layers alone goes
+ * along with those that have. Collective over them. */
+static loom_status find_expert_ranks(const loom_parallel *parallel, loom_comm *ranks, loom_comm **found) {
+    int64_t experts = loom__ddp_view_of(parallel->ddp)->has_experts;
+    LOOM_TRY(loom_all_reduce(ranks, &experts, &experts, 1, LOOM_I64, LOOM_MAX));
+    *found = experts ? ranks : NULL;
+    return LOOM_OK;
+}
+
 loom_status loom_fabric_setup_megatron_optimizer(loom_fabric *fabric, loom_parallel *parallel,
     const loom_optimizer_config *config, const loom_optimizer_setup *setup, loom_optimizer **optimizer) {
     LOOM_TRY(loom__parallel_check_gradients(parallel, "setup_megatron_optimizer"));
@@ -439,10 +450,11 @@ loom_status loom_fabric_setup_megatron_optimizer(loom_fabric *fabric, loom_paral
     loom__optimizer_options options = {
         .steps = setup ? setup->steps : 1,
         .model_parallel = fabric->groups[sharded ? LOOM_GROUP_INTRA_DIST_OPT : LOOM_GROUP_TP_PP],
-        .expert_model_parallel = fabric->groups[sharded ? LOOM_GROUP_INTRA_DIST_OPT : LOOM_GROUP_ETP_EP_PP],
         .counts_replicated = loom_comm_rank(fabric->groups[LOOM_GROUP_TP]) == 0,
         .counted_elements = owned_elements,
     };
+    LOOM_TRY(find_expert_ranks(parallel, fabric->groups[sharded ? LOOM_GROUP_INTRA_DIST_OPT : LOOM_GROUP_ETP_EP_PP],
+        &options.expert_model_parallel));
     if (setup)
         options.conditions = setup->conditions;
     loom_optimizer *made = NULL;

@@ -121,6 +121,7 @@ static loom_status run_step(
     if (training) {
         parallel->loss_scale = loss_scale;
         loom__ddp_begin_step(parallel->ddp);
+        loom__routers_begin_step(parallel);
     }
     LOOM_TRY(call(parallel, LOOM_EVENT_MICROBATCHES_START, step));
     loom__trace_step_begins(parallel);
@@ -135,6 +136,8 @@ static loom_status run_step(
     loom_status status = training ? loom__parallel_finish_gradients(parallel, step) : LOOM_OK;
     if (!status)
         status = reduce(parallel, step, expected);
+    if (!status && training)
+        status = loom__routers_end_step(parallel);
     loom__profile_phase(parallel->fabric->rank, before);
     LOOM_TRY(status);
     step->consumed_samples = loom_batches_get_state(step->batches).consumed_samples;

@@ -83,15 +83,16 @@ void loom__stored_free(loom__stored *stored) {
 
 loom_status loom__stored_plan_whole(
     const loom__stored *stored, const loom__model_spec *spec, int array, loom__reshard_plan **plan) {
-    loom__reshard_want *wants = calloc((size_t)spec->count + 1, sizeof *wants);
+    const int64_t count = array == LOOM__STATE_WEIGHT ? loom__spec_tensors(spec) : spec->count;
+    loom__reshard_want *wants = calloc((size_t)count + 1, sizeof *wants);
     if (!wants)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld parameters", (long long)spec->count);
-    for (int64_t i = 0; i < spec->count; i++) {
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld parameters", (long long)count);
+    for (int64_t i = 0; i < count; i++) {
         int64_t shape[2];
         loom__parameter_local_shape(spec, &spec->parameters[i], 1, shape);
         wants[i] = (loom__reshard_want){.array = array, .canonical = i, .count = shape[0] * shape[1]};
     }
-    loom_status status = loom__reshard_plan_create(stored->source, spec, 1, 0, wants, spec->count, plan);
+    loom_status status = loom__reshard_plan_create(stored->source, spec, 1, 0, wants, count, plan);
     free(wants);
     return status;
 }

@@ -3,7 +3,7 @@
 #define STRATEGY_STORED_H
 
 #include "checkpoint/written.h"
-#include "strategy/load.h"
+#include "strategy/state.h"
 
 typedef struct loom__stored {
     const loom_checkpoint *checkpoint;

@@ -3,6 +3,7 @@
 #define STRATEGY_STRATEGY_H
 
 #include "ddp/ddp.h"
+#include "moe/statistics.h"
 #include "pipeline/pipeline.h"
 #include "runtime/spans.h"
 #include "strategy/precision.h"
@@ -77,10 +78,12 @@ struct loom_parallel {
     int64_t partial_count, partial_elements;
     float *partial_buffer;
     loom_optimizer *optimizer;
-    int64_t steps[LOOM_PREDICT + 1]; /* of each mode so far */
-    double token_factor;             /* expected / valid tokens of the last training step */
-    double loss_scale;               /* by which the gradients of the last training step are too large */
-    uint16_t *narrow_values;         /* of all parameters, where they have 16 bits and no gradient buffer; or NULL */
+    loom__router_collector *router_collector;        /* NULL: nobody asks for statistics of routers */
+    const loom_router_statistics *router_statistics; /* the collector's, of the last training step; NULL before */
+    int64_t steps[LOOM_PREDICT + 1];                 /* of each mode so far */
+    double token_factor;                             /* expected / valid tokens of the last training step */
+    double loss_scale;       /* by which the gradients of the last training step are too large */
+    uint16_t *narrow_values; /* of all parameters, where they have 16 bits and no gradient buffer; or NULL */
 };
 
 typedef struct loom__source {
@@ -126,6 +129,10 @@ bool loom__aligns_reductions(const loom_parallel *parallel);
  * ranks. */
 loom_status loom__run_microbatches(
     loom_parallel *parallel, loom_step *step, float seed, loom_logits_function receive, void *receive_context);
+/* The statistics of routers, where somebody asks for them: before the microbatches of a training step, and behind them.
+ * The second is collective over the world. */
+void loom__routers_begin_step(loom_parallel *parallel);
+loom_status loom__routers_end_step(loom_parallel *parallel);
 /* Around the microbatches of a step, for the trace, if there is one. */
 void loom__trace_step_begins(loom_parallel *parallel);
 void loom__trace_step_ends(loom_parallel *parallel, const loom_step *step);

@@ -123,8 +123,8 @@ static loom_status scores_of(loom_tape *tape, loom_tensor *x, const loom_paramet
     LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), LOOM_F32, 1, &count, scores));
     float *out = loom_tensor_f32(*scores);
     if (x->dtype == LOOM_F32)
-        KERNELS(tape)->gemm(TEAM(tape), false, true, count, 1, h, 1, loom_tensor_f32(x), h, weight->data, h, false, out,
-            1);
+        KERNELS(tape)->gemm(
+            TEAM(tape), false, true, count, 1, h, 1, loom_tensor_f32(x), h, weight->data, h, false, out, 1);
     else
         loom__kernels16(tape, x->dtype)
             ->gemm_f32(TEAM(tape), false, true, count, 1, h, 1, x->data, h, weight->data16, h, false, out, 1);
@@ -211,8 +211,8 @@ static loom_status gate_weight(loom_tape *tape, loom_node *node, loom_tensor *d_
             loom_tensor_f32(x), h, accumulate, grad, h);
     else if (grad)
         loom__kernels16(tape, x->dtype)
-            ->gemm_f32(TEAM(tape), true, false, 1, h, count, 1, state->d_logits->data, 1, x->data, h, accumulate, grad,
-                h);
+            ->gemm_f32(
+                TEAM(tape), true, false, 1, h, count, 1, state->d_logits->data, 1, x->data, h, accumulate, grad, h);
     loom_tensor_release(state->d_logits);
     state->d_logits = NULL;
     return LOOM_OK;
@@ -251,7 +251,10 @@ loom_status loom_sigmoid_gate(
         status = loom_tensor_create(loom_tape_rank(tape), y->dtype, 3, y->shape, &out);
     if (!status) {
         run_rows(tape, forward_rows,
-            &(rows){.count = x->shape[0] * x->shape[1], .h = x->shape[2], .scores = loom_tensor_f32(scores), .y = y,
+            &(rows){.count = x->shape[0] * x->shape[1],
+                .h = x->shape[2],
+                .scores = loom_tensor_f32(scores),
+                .y = y,
                 .out = out});
         status = loom_tape_record(tape, &gate_op, sizeof(gate_state), (loom_tensor *[]){x, y}, 2,
             (loom_parameter *[]){weight}, 1, out, &node);

@@ -19,20 +19,21 @@ typedef struct counts {
 /* Kernels have no context; each rank is a thread. */
 static _Thread_local counts of_rank;
 
-static loom_run_config *load(void) {
+static loom_run_config *load(const char *const *overrides, int64_t count) {
     static const char text[] =
-        "ranks: 2\nthreads: 1\nsteps: 3\n"
+        "ranks: 2\nthreads: 1\nsteps: 100\n"
         "model: {architecture: llama, num_layers: 2, hidden_size: 32, ffn_hidden_size: 64, num_attention_heads: 4, "
         "seq_length: 16, vocab_size: 64, hidden_dropout: 0.1}\n"
         "strategy: {tensor_model_parallel_size: 2, sequence_parallel: true}\n"
         "data: {kind: mock, micro_batch_size: 2, global_batch_size: 4}\noptim: {lr: 1.0e-3}\n";
     loom_run_config *config = NULL;
-    assert_int_equal(loom_run_config_from_text("run.yaml", text, sizeof text - 1, NULL, 0, &config), LOOM_OK);
+    assert_int_equal(loom_run_config_from_text("run.yaml", text, sizeof text - 1, overrides, count, &config), LOOM_OK);
     return config;
 }
 
-static loom_cli_layout_finding find(const loom_kernels *kernels) {
-    loom_run_config *config = load();
+static loom_cli_layout_finding find_with(
+    const loom_kernels *kernels, const char *const *overrides, int64_t override_count) {
+    loom_run_config *config = load(overrides, override_count);
     loom_cli_layout_check check = {.config = config, .steps = STEPS, .kernels = kernels};
     loom_cli_layout_finding finding = {0};
     loom_status status = loom_cli_check_layout_run(&check, &finding);
@@ -41,6 +42,10 @@ static loom_cli_layout_finding find(const loom_kernels *kernels) {
     assert_int_equal(status, LOOM_OK);
     loom_run_config_destroy(config);
     return finding;
+}
+
+static loom_cli_layout_finding find(const loom_kernels *kernels) {
+    return find_with(kernels, NULL, 0);
 }
 
 /* ---- faults ---- */
@@ -70,6 +75,14 @@ static void wrong_update(
     loom_adamw wrong = *adamw;
     if (of_rank.updates++ == 0)
         wrong.lr *= 1.1f;
+    loom_kernels_fast()->adamw(team, count, &wrong, d_w, w, m, v, max);
+}
+
+/* Among weights of 11 bits only a step at a wrong scale stands out. */
+static void far_too_large_update(
+    loom_team *team, int64_t count, const loom_adamw *adamw, const float *d_w, float *w, void *m, void *v, float *max) {
+    loom_adamw wrong = *adamw;
+    wrong.lr *= 30;
     loom_kernels_fast()->adamw(team, count, &wrong, d_w, w, m, v, max);
 }
 
@@ -115,12 +128,38 @@ static void an_update_that_is_wrong_is_named_as_one(void **state) {
     assert_memory_equal(found.what, "updated ", strlen("updated "));
 }
 
+/* 2^32 overflows in fp16 until it has been halved often enough, on one rank as on the layout. */
+static void steps_that_a_loss_scale_skips_are_no_difference(void **state) {
+    static const char *const overrides[] = {"precision=16-mixed"};
+    (void)state;
+    loom_cli_layout_finding found = find_with(NULL, overrides, 1);
+    assert_int_equal(found.beyond, 0);
+    assert_true(found.skipped > 5);
+    assert_true(found.overflowed > 0);
+    /* Those after them are compared as ever. */
+    assert_int_equal(found.compared % (STEPS + found.skipped), 0);
+    assert_true(found.step > found.skipped);
+}
+
+static void an_update_that_is_wrong_is_named_behind_skipped_steps(void **state) {
+    static const char *const overrides[] = {"precision=16-mixed"};
+    loom_kernels kernels = *loom_kernels_fast();
+    (void)state;
+    kernels.adamw = far_too_large_update;
+    loom_cli_layout_finding found = find_with(&kernels, overrides, 1);
+    assert_true(found.beyond > 0);
+    assert_int_equal(found.step, found.skipped + 1);
+    assert_memory_equal(found.what, "updated ", strlen("updated "));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_layout_without_a_fault_differs_by_noise_alone),
         cmocka_unit_test(a_forward_that_is_wrong_is_named_by_step_and_layer),
         cmocka_unit_test(a_gradient_that_is_wrong_is_named_by_tensor),
         cmocka_unit_test(an_update_that_is_wrong_is_named_as_one),
+        cmocka_unit_test(steps_that_a_loss_scale_skips_are_no_difference),
+        cmocka_unit_test(an_update_that_is_wrong_is_named_behind_skipped_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

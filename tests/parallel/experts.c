@@ -19,9 +19,21 @@ static void experts_are_shared_out_in_any_way(void **state) {
         {.ranks = 2, .experts = 4, .ep = 2, .freq = 2}, {.ranks = 2, .experts = 4, .ep = 2, .shared_width = 16},
         {.tp = 2, .sp = true, .experts = 4, .shared_width = 16, .freq = 3},
         {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .layers = "0111"},
-        {.ranks = 4, .tp = 2, .sp = true, .experts = 4, .ep = 2, .layers = "0010", .shared_width = 16,
+        {.ranks = 4,
+            .tp = 2,
+            .sp = true,
+            .experts = 4,
+            .ep = 2,
+            .layers = "0010",
+            .shared_width = 16,
             .shared_gate = true},
-        {.ranks = 4, .pp = 2, .tp = 2, .sp = true, .experts = 4, .shared_width = 16, .shared_gate = true,
+        {.ranks = 4,
+            .pp = 2,
+            .tp = 2,
+            .sp = true,
+            .experts = 4,
+            .shared_width = 16,
+            .shared_gate = true,
             .schedule = "zero-bubble"},
         {.cp = 2, .experts = 4, .ep = 2, .shared_width = 16, .shared_gate = true, .precision = "bf16-mixed"},
         {.ranks = 2, .experts = 4, .ep = 2, .selective = true, .dropout = 0.1},
@@ -37,6 +49,14 @@ static void an_expert_and_a_rank_without_rows_go_along(void **state) {
         {.ranks = 4, .experts = 8, .ep = 2, .etp = 2, .starved = true}, {.ranks = 3, .cp = 3, .experts = 12, .ep = 3},
         {.ranks = 2, .experts = 8, .ep = 2, .topk = 1, .pre_softmax = true, .starved = true},
         {.ranks = 4, .pp = 2, .experts = 8, .ep = 2, .starved = true, .schedule = "zero-bubble"}};
+    ALL_EQUAL_ONE_RANK(cases);
+}
+
+static void stages_without_experts_go_along(void **state) {
+    (void)state;
+    const shared_case cases[] = {{.pp = 4, .experts = 4, .freq = 4},
+        {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .freq = 4, .sharded = true},
+        {.pp = 2, .experts = 4, .freq = 4, .precision = "16-mixed"}};
     ALL_EQUAL_ONE_RANK(cases);
 }
 
@@ -114,6 +134,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_are_shared_out_in_any_way),
         cmocka_unit_test(an_expert_and_a_rank_without_rows_go_along),
+        cmocka_unit_test(stages_without_experts_go_along),
         cmocka_unit_test(losses_of_the_router_weigh_the_same),
         cmocka_unit_test(losses_of_the_router_reach_its_gradient),
         cmocka_unit_test(what_finds_no_room_is_dropped_on_any_rank),

@@ -47,6 +47,8 @@ static loom_model_config model_config(bool tied, bool experts) {
     if (experts) {
         config.moe.num_moe_experts = 4;
         config.moe.moe_ffn_hidden_size = 12;
+        config.moe.moe_router_score_function = "sigmoid";
+        config.moe.moe_router_enable_expert_bias = true;
     }
     return config;
 }

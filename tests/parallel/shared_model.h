@@ -17,14 +17,14 @@ typedef struct shared_case {
     int64_t inner;    /* ranks of the inner level of a2a+p2p */
     int64_t groups;   /* query groups; 0 = all 12 heads */
     int64_t window;
-    bool documents, sp, sharded, learned, average, selective;
+    bool documents, sp, sharded, learned, average, selective, full; /* selective, full: recomputation */
     double dropout;
     /* Of experts: 0 of them = a dense model. ep ranks share them, etp ranks share each (0 = tp). */
     int experts, topk, ep, etp, freq, shared_width;
     const char *layers; /* "0110": which have experts */
     bool shared_gate;
     const char *dispatcher, *balance, *score, *schedule;
-    double coefficient, z, capacity;
+    double coefficient, z, capacity, bias; /* bias: by which an expert's bias moves in a step; 0 = none has one */
     bool pre_softmax, by_position, padded, starved; /* starved: the router sends every token to expert 0 (and 1) */
     const char *precision;
     int64_t micro, length; /* length: of a sequence; 0 = S */
@@ -90,6 +90,8 @@ static inline void set_experts(const shared_case *c, loom_model_config *config) 
     if (c->by_position)
         moe->moe_token_drop_policy = "position";
     moe->moe_pad_expert_input_to_capacity = c->padded;
+    moe->moe_router_enable_expert_bias = c->bias > 0;
+    moe->moe_router_bias_update_rate = c->bias;
 }
 
 static inline loom_model_config model_of(const shared_case *c) {
@@ -105,7 +107,7 @@ static inline loom_model_config model_of(const shared_case *c) {
     config.init_method_std = 0.05;
     config.window_size = c->window;
     config.hidden_dropout = config.attention_dropout = c->dropout;
-    config.recompute = c->selective ? LOOM_RECOMPUTE_SELECTIVE : LOOM_RECOMPUTE_NONE;
+    config.recompute = c->full ? LOOM_RECOMPUTE_FULL : c->selective ? LOOM_RECOMPUTE_SELECTIVE : LOOM_RECOMPUTE_NONE;
     if (c->type)
         config.parallel.cp_comm_type = c->type;
     if (c->experts)
@@ -263,7 +265,7 @@ static inline shared_case on_one_rank(const shared_case *given) {
     alone.ranks = alone.cp = alone.tp = alone.pp = alone.ep = 1;
     alone.vpp = alone.etp = 0;
     alone.schedule = NULL;
-    alone.sp = alone.sharded = alone.average = alone.selective = false;
+    alone.sp = alone.sharded = alone.average = alone.selective = alone.full = false;
     return alone;
 }
 

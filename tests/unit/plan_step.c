@@ -106,6 +106,54 @@ static void traffic_is_that_of_rings(void **state) {
     forget(&p);
 }
 
+static double share_across(const loom_plan_traffic *t) {
+    return t->across / (t->inside + t->across);
+}
+
+/* 8 ranks on two nodes, experts over the 4 of each: an expert's two replicas are on different nodes, while of the eight
+ * steps of the ring of all replicas two leave a node. */
+static void gradients_of_experts_go_round_their_own_replicas(void **state) {
+    (void)state;
+    planned p =
+        PLAN(8, "model.num_moe_experts=4", "model.architecture=mixtral", "strategy.expert_model_parallel_size=4",
+            "data.global_batch_size=8", "strategy.ddp.use_distributed_optimizer=true");
+    const double experts = 8.0 * 3 * 256 * 1024, dense = (double)p.plan->stages[0].rank_parameters - experts;
+    const double of_dense = 8 * 4 * dense * 7 / 8, of_experts = 8 * 4 * experts / 2;
+    for (int kind = LOOM_PLAN_GRADIENTS; kind <= LOOM_PLAN_PARAMETERS; kind++) {
+        assert_true(near(p.plan->traffic[kind].inside, of_dense * 6 / 8, 0.01));
+        assert_true(near(p.plan->traffic[kind].across, of_dense * 2 / 8 + of_experts, 0.01));
+    }
+    forget(&p);
+}
+
+/* Six ranks on nodes of four: {0 … 3}{4, 5}, then {6, 7}{8 … 11}. Of 30 pairs 14 share a node; of six steps of a ring
+ * two leave one. */
+static void what_leaves_a_node_is_counted_of_every_member_and_group(void **state) {
+    (void)state;
+    planned pairs = PLAN(1536, "model.num_moe_experts=12", "model.architecture=mixtral",
+        "strategy.expert_model_parallel_size=6", "model.moe_token_dispatcher_type=alltoall");
+    planned ring = PLAN(1536, "model.num_moe_experts=12", "model.architecture=mixtral",
+        "strategy.expert_model_parallel_size=6", "model.moe_token_dispatcher_type=allgather");
+    const loom_plan_traffic *a = &pairs.plan->traffic[LOOM_PLAN_EXPERT], *b = &ring.plan->traffic[LOOM_PLAN_EXPERT];
+    assert_true(near(share_across(a), 16.0 / 30, 1e-9));
+    assert_true(near(share_across(b), 2.0 / 6, 1e-9));
+    assert_true(near(b->rank, 6 * a->rank, 1e-9));
+    forget(&pairs);
+    forget(&ring);
+}
+
+/* Four stages of two ranks: the middle of three steps leaves a node, and so does the way back to the first stage, which
+ * a microbatch takes once. */
+static void a_pipeline_of_two_chunks_goes_back_once(void **state) {
+    (void)state;
+    planned p = PLAN(8, "strategy.tensor_model_parallel_size=2", "strategy.pipeline_model_parallel_size=4",
+        "strategy.virtual_pipeline_model_parallel_size=2", "data.global_batch_size=8");
+    const loom_plan_traffic *t = &p.plan->traffic[LOOM_PLAN_PIPELINE];
+    assert_true(near(share_across(t), 3.0 / 7, 1e-9));
+    assert_true(near(t->inside + t->across, 8.0 * 2 * 7 * 2 * 64 * 256 * 4, 1e-9));
+    forget(&p);
+}
+
 static void sequence_parallelism_moves_less_between_layers_and_keeps_less(void **state) {
     (void)state;
     planned without = PLAN(4, "strategy.tensor_model_parallel_size=4");
@@ -156,8 +204,8 @@ static void a_million_ranks_are_planned(void **state) {
 static void experts_are_shared_out_over_their_ranks(void **state) {
     (void)state;
     planned one = PLAN(8, "model.num_moe_experts=8", "model.architecture=mixtral");
-    planned all =
-        PLAN(8, "model.num_moe_experts=8", "model.architecture=mixtral", "strategy.expert_model_parallel_size=8");
+    planned all = PLAN(8, "model.num_moe_experts=8", "model.architecture=mixtral",
+        "strategy.expert_model_parallel_size=8", "model.moe_token_dispatcher_type=alltoall");
     const double experts = 8.0 * 8 * 3 * 256 * 1024, router = 8.0 * 8 * 256;
     assert_true(one.plan->parameters == all.plan->parameters);
     double dense = (double)one.plan->stages[0].rank_parameters - experts;
@@ -254,6 +302,9 @@ int main(void) {
         cmocka_unit_test(the_bubble_is_that_of_the_schedule),
         cmocka_unit_test(many_microbatches_leave_the_imbalance_of_the_stages),
         cmocka_unit_test(traffic_is_that_of_rings),
+        cmocka_unit_test(gradients_of_experts_go_round_their_own_replicas),
+        cmocka_unit_test(what_leaves_a_node_is_counted_of_every_member_and_group),
+        cmocka_unit_test(a_pipeline_of_two_chunks_goes_back_once),
         cmocka_unit_test(sequence_parallelism_moves_less_between_layers_and_keeps_less),
         cmocka_unit_test(recomputation_trades_memory_for_operations),
         cmocka_unit_test(a_distributed_optimizer_shares_its_state_out),

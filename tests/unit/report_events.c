@@ -198,6 +198,61 @@ static void a_file_has_the_version_a_session_and_the_scalars_of_each_step(void *
     assert_null(next_record(&files[0], &length));
 }
 
+/* The scalar of that tag in the summaries of a step's records; NaN where there is none. Counts the records. */
+static double scalar_of_step(file *of, const char *tag, int *records) {
+    size_t length;
+    double found = NAN;
+    of->at = 0;
+    *records = 0;
+    for (const unsigned char *record; (record = next_record(of, &length)) != NULL;)
+        for (const unsigned char *at = record; at < record + length;) {
+            field f = next_field(&at);
+            double value = f.number == 5 ? scalar(f.bytes, f.length, tag) : NAN;
+            *records += f.number == 5;
+            found = isnan(value) ? found : value;
+        }
+    return found;
+}
+
+/* More scalars than one record has room for. */
+static void the_routers_of_many_layers_are_scalars_of_the_step(void **state) {
+    enum { LAYERS = 100 };
+    char folder[] = MEGALOOM_BUILD "/events-XXXXXX", tag[64];
+    static file files[1];
+    static loom_router_layer layers[LAYERS];
+    const loom_router_statistics of = {.experts = 4,
+        .limited = true,
+        .layer_count = LAYERS,
+        .layers = layers,
+        .choices = 64,
+        .dropped = 16,
+        .load = 2,
+        .losses = {1.5, NAN, NAN, 3}};
+    const loom_step_report report = {.step = 7, .loss = 2.5, .router = &of, .router_layers = true};
+    loom_events *events;
+    int records;
+    (void)state;
+    for (int64_t i = 0; i < LAYERS; i++)
+        layers[i] =
+            (loom_router_layer){.layer = i, .choices = 64, .dropped = i, .load = 1, .losses = {(double)i, NAN, NAN, 3}};
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(loom_events_open(folder, 1, &events), LOOM_OK);
+    assert_int_equal(loom_events_write(events, &report), LOOM_OK);
+    loom_events_close(events);
+    assert_int_equal(read_files(folder, files, 1), 1);
+    rmdir(folder);
+    assert_true(scalar_of_step(files, "loss", &records) == 2.5);
+    assert_true(records > 10);
+    assert_true(scalar_of_step(files, "expert_load", &records) == 2);
+    assert_true(scalar_of_step(files, "dropped_share", &records) == 0.25);
+    assert_true(scalar_of_step(files, "load_balancing_loss", &records) == 1.5);
+    assert_true(isnan(scalar_of_step(files, "seq_load_balancing_loss", &records)));
+    for (int i = 0; i < LAYERS; i++) {
+        snprintf(tag, sizeof tag, "moe/load_balancing_loss_layer_%d", i);
+        assert_true(scalar_of_step(files, tag, &records) == i);
+    }
+}
+
 static void a_second_start_has_a_file_of_its_own(void **state) {
     char folder[] = MEGALOOM_BUILD "/events-XXXXXX";
     static file files[3];
@@ -224,6 +279,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_decoder_knows_the_checksum_of_the_standard),
         cmocka_unit_test(a_file_has_the_version_a_session_and_the_scalars_of_each_step),
+        cmocka_unit_test(the_routers_of_many_layers_are_scalars_of_the_step),
         cmocka_unit_test(a_second_start_has_a_file_of_its_own),
         cmocka_unit_test(a_folder_that_cannot_be_made_is_named),
     };

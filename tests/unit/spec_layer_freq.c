@@ -32,8 +32,8 @@ TEST(megatrons_texts_are_read) {
 TEST(other_texts_are_no_lists) {
     (void)state;
     static const char *const texts[] = {"", "2", "[]", "[1", "[1]]", "[2]", "[10]", "(1)", "[1]*", "[1]*-1", "[1]+",
-        "[1] [0]", "[0]*0", "[1]*513", "([1]*512)+[0]", "[1]*99999", "((((((((((((((((((([1])))))))))))))))))))", "[1,]",
-        "3*[1]", "exit()"};
+        "[1] [0]", "[0]*0", "[1]*513", "([1]*512)+[0]", "[1]*99999", "((((((((((((((((((([1])))))))))))))))))))",
+        "[1,]", "3*[1]", "exit()"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         loom_moe_layer_freq freq = {.every = 7};
         if (loom__moe_layer_freq_parse(texts[i], &freq))

@@ -9,8 +9,8 @@
 
 enum { LAYERS = 6, STAGES = 3 };
 
-static loom__model_spec *make_spec(bool tied) {
-    loom_model_config config = {.architecture = "gpt2",
+static loom_model_config config_of(bool tied) {
+    return (loom_model_config){.architecture = "gpt2",
         .num_layers = LAYERS,
         .hidden_size = 24,
         .num_attention_heads = 4,
@@ -25,10 +25,18 @@ static loom__model_spec *make_spec(bool tied) {
         .add_qkv_bias = true,
         .share_embeddings_and_output_weights = tied,
         .init_method_std = 0.02};
+}
+
+static loom__model_spec *spec_of(loom_model_config *config) {
     loom__model_spec *spec = NULL;
-    assert_int_equal(loom__model_config_complete(&config, 1, false), LOOM_OK);
-    assert_int_equal(loom__model_spec_create(&config, &spec), LOOM_OK);
+    if (loom__model_config_complete(config, 1, false) || loom__model_spec_create(config, &spec))
+        fail_msg("%s", loom_error_message());
     return spec;
+}
+
+static loom__model_spec *make_spec(bool tied) {
+    loom_model_config config = config_of(tied);
+    return spec_of(&config);
 }
 
 /* E t|t|t, t|t|t L: chunk c of stage r is chunks[r][c]. */
@@ -91,6 +99,41 @@ static void the_last_stage_holds_a_copy_of_tied_word_embeddings(void **state) {
     loom__model_spec_destroy(spec);
 }
 
+/* They are saved with the model, and nobody who trains it meets them. */
+static void biases_of_experts_stand_behind_the_parameters_of_their_stage(void **state) {
+    (void)state;
+    for (int tied = 0; tied < 2; tied++) {
+        loom_model_config config = config_of(tied);
+        config.add_bias_linear = false;
+        config.moe = (loom_moe_config){.num_moe_experts = 4, .moe_router_topk = 2, .moe_layer_freq.every = 2};
+        loom__model_spec *plain = spec_of(&config);
+        config.moe.moe_router_score_function = "sigmoid";
+        config.moe.moe_router_enable_expert_bias = true;
+        loom__model_spec *spec = spec_of(&config);
+        assert_int_equal(spec->count, plain->count);
+        assert_int_equal(spec->module_buffers, 3);
+        assert_string_equal(spec->parameters[spec->count + 1].name, "decoder.layers.2.mlp.router.expert_bias");
+        assert_true(!tied || strcmp(spec->tied_head->name, "output_layer.weight") == 0);
+        loom__part *part = make_part(spec, STAGES, chunks[1], 2);
+        int64_t held = 0;
+        for (int c = 0; c < 2; c++)
+            held += chunks[1][c].first_layer % 2 == 0;
+        assert_int_equal(part->module_buffers, held);
+        int64_t before = part->count;
+        loom__part_keep_experts(part, 2, 2);
+        assert_int_equal(part->count, before - held * 4);
+        for (int64_t i = part->count; i < part->count + held; i++) {
+            const loom__part_entry *entry = &part->entries[i];
+            assert_non_null(strstr(entry->descriptor->name, "expert_bias"));
+            assert_int_equal(entry->descriptor->layer, chunks[1][entry->chunk].first_layer);
+            assert_ptr_equal(entry->descriptor, &spec->parameters[entry->canonical]);
+        }
+        loom__part_destroy(part);
+        loom__model_spec_destroy(spec);
+        loom__model_spec_destroy(plain);
+    }
+}
+
 static void one_stage_and_an_untied_model_have_no_copy(void **state) {
     (void)state;
     const loom_stage two[] = {{0, 4, true, false}, {4, 2, false, true}};
@@ -122,6 +165,7 @@ int main(void) {
         cmocka_unit_test(the_stages_hold_every_parameter_once_in_the_order_of_chunks),
         cmocka_unit_test(the_last_stage_holds_a_copy_of_tied_word_embeddings),
         cmocka_unit_test(one_stage_and_an_untied_model_have_no_copy),
+        cmocka_unit_test(biases_of_experts_stand_behind_the_parameters_of_their_stage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* Tensors of a checkpoint under their own names in another form. */
-#ifndef STRATEGY_CONVERT_H
-#define STRATEGY_CONVERT_H
+#ifndef REWRITE_CONVERT_H
+#define REWRITE_CONVERT_H
 
 #include <megaloom/checkpoint_tools.h>
 

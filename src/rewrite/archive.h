@@ -1,6 +1,6 @@
 /* The state that a checkpoint holds, asked for by parameters of any layout, without ranks. */
-#ifndef STRATEGY_ARCHIVE_H
-#define STRATEGY_ARCHIVE_H
+#ifndef REWRITE_ARCHIVE_H
+#define REWRITE_ARCHIVE_H
 
 #include "checkpoint/checkpoint.h"
 #include "format/file.h"

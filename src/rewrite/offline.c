@@ -1,7 +1,7 @@
 /* All ranks of a layout, one after the other: each one's sharded state says what it would write, and the chunks are
  * made from whatever holds the state. The invariant: a checkpoint from here and one from a run of that layout hold the
  * same keys, chunks and objects, since both ask the same arithmetic. */
-#include "strategy/offline.h"
+#include "rewrite/offline.h"
 #include "checkpoint/context.h"
 #include "checkpoint/writer.h"
 #include "config/sizes.h"
@@ -9,7 +9,7 @@
 #include "format/file.h"
 #include "model/gpt.h"
 #include "model/huggingface_directory.h"
-#include "strategy/load.h"
+#include "strategy/state.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

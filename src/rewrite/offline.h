@@ -1,10 +1,10 @@
 /* Writing the checkpoint that the ranks of a layout would write, without them. */
-#ifndef STRATEGY_OFFLINE_H
-#define STRATEGY_OFFLINE_H
+#ifndef REWRITE_OFFLINE_H
+#define REWRITE_OFFLINE_H
 
 #include "checkpoint/reshard.h"
 #include "checkpoint/sharded.h"
-#include "strategy/load.h"
+#include "strategy/state.h"
 #include <megaloom/checkpoint_tools.h>
 #include <megaloom/value.h>
 

@@ -1,13 +1,13 @@
 /* Weights between checkpoints and Hugging Face directories. Both sides know a parameter by its canonical tensor: the
  * archive of a checkpoint and the weights of a directory give it, the writers of both take it. The invariant: in the
  * dtype that they are stored in, weights come out with the bits that they went in with. */
-#include "strategy/convert.h"
+#include "rewrite/convert.h"
 #include "model/gpt.h"
 #include "model/huggingface_directory.h"
-#include "strategy/archive.h"
+#include "rewrite/archive.h"
+#include "rewrite/offline.h"
 #include "strategy/context.h"
-#include "strategy/load.h"
-#include "strategy/offline.h"
+#include "strategy/state.h"
 #include <math.h>
 #include <megaloom/load_model.h>
 #include <stdio.h>

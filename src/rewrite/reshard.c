@@ -2,10 +2,10 @@
  * would have them; the common state is taken over but for what tells of the layout and of the optimizer's form. The
  * invariant: what a run of the new layout would not have read is not dropped without being counted. */
 #include "config/precision.h"
-#include "strategy/archive.h"
+#include "rewrite/archive.h"
+#include "rewrite/offline.h"
 #include "strategy/context.h"
-#include "strategy/load.h"
-#include "strategy/offline.h"
+#include "strategy/state.h"
 #include <megaloom/load_model.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,8 +2,8 @@
  * torch.distributed.checkpoint writes. The invariant: names, shapes, dtypes and bits are those of the checkpoint. */
 #include "checkpoint/writer.h"
 #include "format/file.h"
-#include "strategy/convert.h"
-#include "strategy/offline.h"
+#include "rewrite/convert.h"
+#include "rewrite/offline.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <megaloom/safetensors.h>

@@ -1,6 +1,6 @@
 /* Saving and loading states: what the files of it share. */
-#ifndef STRATEGY_LOAD_H
-#define STRATEGY_LOAD_H
+#ifndef STRATEGY_STATE_H
+#define STRATEGY_STATE_H
 
 #include "checkpoint/reshard.h"
 #include "strategy/strategy.h"

@@ -5,9 +5,9 @@
 #include "checkpoint/writer.h"
 #include "format/file.h"
 #include "model/huggingface_directory.h"
-#include "strategy/convert.h"
-#include "strategy/load.h"
-#include "strategy/offline.h"
+#include "rewrite/convert.h"
+#include "rewrite/offline.h"
+#include "strategy/state.h"
 #include <errno.h>
 #include <math.h>
 #include <megaloom/safetensors.h>

@@ -1,7 +1,7 @@
 /* A checkpoint without ranks. It is opened as a load opens it, for the model whole, and then gives any part of any
  * rank's tensors; so the tools that rewrite a checkpoint never hold more than what they write at once. The invariant:
  * what opens is complete, so that a tool fails before it has written anything. */
-#include "strategy/archive.h"
+#include "rewrite/archive.h"
 #include <stdio.h>
 #include <stdlib.h>
 
