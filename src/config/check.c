@@ -299,6 +299,28 @@ static void missing(loom__faults *faults, const char *path, const char *expected
     loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: missing, expected %s", path, expected);
 }
 
+/* Experts cut over tensor x expert ranks. */
+static void check_extended(
+    const loom_model_config *model, const loom_megatron_strategy_config *strategy, loom__faults *faults) {
+    const loom_moe_config *moe = &model->moe;
+    int64_t tp = strategy->tensor_model_parallel_size, ep = strategy->expert_model_parallel_size, slices;
+    if (moe->num_moe_experts == 0) {
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.moe_extended_tp: found true for a model without experts (model.num_moe_experts); expected false");
+        return;
+    }
+    if (moe->moe_token_dispatcher_type && strcmp(moe->moe_token_dispatcher_type, "allgather") != 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "model.moe_token_dispatcher_type: found %s with strategy.moe_extended_tp, which gathers all rows; expected "
+            "allgather",
+            moe->moe_token_dispatcher_type);
+    if (__builtin_mul_overflow(tp, ep, &slices) || slices < 1 || moe->moe_ffn_hidden_size % slices)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.moe_extended_tp: model.moe_ffn_hidden_size %" PRId64
+            " is not divisible by tensor_model_parallel_size %" PRId64 " x expert_model_parallel_size %" PRId64,
+            moe->moe_ffn_hidden_size, tp, ep);
+}
+
 static void check_model(const loom_run_config *config, loom__faults *faults) {
     loom_model_config model = config->model.config;
     const loom_megatron_strategy_config *strategy = &config->strategy;
@@ -341,8 +363,11 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
         return;
     loom__check_add_part(
         faults, loom__model_config_check_context(&model, tp, strategy->context_parallel_size, sequence_parallel));
-    loom__check_add_part(
-        faults, loom__model_config_check_expert_ranks(&model, strategy->expert_model_parallel_size, etp ? etp : tp));
+    if (strategy->moe_extended_tp)
+        check_extended(&model, strategy, faults);
+    else
+        loom__check_add_part(faults,
+            loom__model_config_check_expert_ranks(&model, strategy->expert_model_parallel_size, etp ? etp : tp));
 }
 
 loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *strategy, int64_t world_size) {
@@ -353,6 +378,7 @@ loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *st
     sizes.context = strategy->context_parallel_size;
     sizes.expert = strategy->expert_model_parallel_size;
     sizes.expert_tensor = strategy->expert_tensor_parallel_size;
+    sizes.moe_extended_tp = strategy->moe_extended_tp;
     sizes.encoder_tensor = strategy->encoder_tensor_model_parallel_size;
     sizes.encoder_pipeline = strategy->encoder_pipeline_model_parallel_size;
     sizes.optimizer_instances = strategy->num_distributed_optimizer_instances;

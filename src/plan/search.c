@@ -83,14 +83,19 @@ static bool is_legal(seeker *s, const choice *c) {
     int64_t cp = strategy->context_parallel_size, dp = s->world / (c->tp * c->pp * cp);
     int64_t global = config.data.global_batch_size, unit = c->micro * dp;
     int64_t etp = strategy->expert_tensor_parallel_size ? strategy->expert_tensor_parallel_size : c->tp;
+    bool extended = strategy->moe_extended_tp;
+    if (extended)
+        etp = c->tp;
     loom_stage_split split = loom_stage_split_of(strategy, &model);
     reason why = REASONS;
     int64_t chunks;
-    if (loom__model_config_complete(&model, c->tp, false))
+    /* Tensor ranks share layers of experts with sequence parallelism alone. */
+    if (loom__model_config_complete(&model, c->tp, model.moe.num_moe_experts > 0 && c->tp > 1))
         why = TENSOR;
     else if (model.seq_length % ((c->tp > 1 ? c->tp : 1) * (cp > 1 ? 2 * cp : 1)) != 0)
         why = SEQUENCE;
-    else if (model.moe.num_moe_experts % c->ep != 0 || s->world % (etp * c->ep * c->pp) != 0)
+    else if ((extended ? model.moe.moe_ffn_hidden_size % (c->tp * c->ep) : model.moe.num_moe_experts % c->ep) != 0 ||
+             s->world % (etp * c->ep * c->pp) != 0)
         why = EXPERTS;
     else if (global % unit != 0)
         why = BATCH;

@@ -22,7 +22,7 @@ typedef struct shared_case {
     /* Of experts: 0 of them = a dense model. ep ranks share them, etp ranks share each (0 = tp). */
     int experts, topk, ep, etp, freq, shared_width;
     const char *layers; /* "0110": which have experts */
-    bool shared_gate;
+    bool shared_gate, extended;
     const char *dispatcher, *balance, *score, *schedule;
     double coefficient, z, capacity, bias; /* bias: by which an expert's bias moves in a step; 0 = none has one */
     bool pre_softmax, by_position, padded, starved; /* starved: the router sends every token to expert 0 (and 1) */
@@ -144,6 +144,7 @@ static inline loom_status set_up(
     strategy.virtual_pipeline_model_parallel_size = c->vpp;
     strategy.expert_model_parallel_size = c->ep ? c->ep : 1;
     strategy.expert_tensor_parallel_size = c->etp;
+    strategy.moe_extended_tp = c->extended;
     if (c->schedule)
         strategy.schedule = c->schedule;
     strategy.ddp_config.overlap_grad_reduce = strategy.ddp_config.use_distributed_optimizer = c->sharded;
