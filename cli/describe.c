@@ -225,6 +225,18 @@ static void print_stages(const model_facts *facts) {
         puts("  the last stage has a copy of the tied embedding");
 }
 
+static void print_experts(const loom_model_config *config) {
+    const loom_moe_config *moe = &config->moe;
+    int64_t f = moe->moe_ffn_hidden_size ? moe->moe_ffn_hidden_size : config->ffn_hidden_size;
+    if (moe->num_moe_experts == 0)
+        return;
+    printf("%-16s%" PRId64 " of MLP %" PRId64 ", %" PRId64 " a token, in %" PRId64 " of the layers\n", "experts",
+        moe->num_moe_experts, f, moe->moe_router_topk, loom_model_expert_layers(config));
+    if (moe->moe_shared_expert_intermediate_size > 0)
+        printf("%-16sMLP %" PRId64 "%s\n", "shared expert", moe->moe_shared_expert_intermediate_size,
+            moe->moe_shared_expert_gate ? ", with a gate" : "");
+}
+
 static void print_text(const char *directory, const model_facts *facts) {
     const loom_model_config *config = &facts->config;
     int64_t n = config->num_attention_heads, g = config->num_query_groups ? config->num_query_groups : n;
@@ -236,6 +248,7 @@ static void print_text(const char *directory, const model_facts *facts) {
     printf("%-16s%" PRId64 "\n", "layers", config->num_layers);
     printf("%-16s%" PRId64 ", MLP %" PRId64 "\n", "hidden size", config->hidden_size, f);
     printf("%-16s%" PRId64 " of %" PRId64 " channels, %" PRId64 " query groups\n", "heads", n, d, g);
+    print_experts(config);
     printf("%-16s%" PRId64 "\n", "vocabulary", config->vocab_size);
     printf("%-16s%" PRId64 " tokens\n", "context", config->max_position_embeddings);
     printf("%-16s%s\n", "head", config->share_embeddings_and_output_weights ? "tied to the embedding" : "its own");
@@ -302,6 +315,20 @@ static json_t *pipeline_json(const model_facts *facts) {
         chunks_json(facts, offset_of), "parameters", chunks_json(facts, parameters_of));
 }
 
+/* NULL for a dense model. */
+static json_t *experts_json(const loom_model_config *config) {
+    const loom_moe_config *moe = &config->moe;
+    return moe->num_moe_experts == 0
+               ? NULL
+               : json_pack("{s:I, s:I, s:I, s:I, s:I, s:b}", "num_moe_experts", (json_int_t)moe->num_moe_experts,
+                     "moe_ffn_hidden_size",
+                     (json_int_t)(moe->moe_ffn_hidden_size ? moe->moe_ffn_hidden_size : config->ffn_hidden_size),
+                     "moe_router_topk", (json_int_t)moe->moe_router_topk, "layers_with_experts",
+                     (json_int_t)loom_model_expert_layers(config), "moe_shared_expert_intermediate_size",
+                     (json_int_t)moe->moe_shared_expert_intermediate_size, "moe_shared_expert_gate",
+                     moe->moe_shared_expert_gate ? 1 : 0);
+}
+
 static int print_json(const model_facts *facts) {
     const loom_model_config *config = &facts->config;
     int64_t n = config->num_attention_heads, total = facts->parameters.total;
@@ -314,8 +341,9 @@ static int print_json(const model_facts *facts) {
     for (int i = 0; i < DTYPES; i++)
         json_object_set_new(memory, dtypes[i].name, json_integer(total * dtypes[i].bytes));
     json_object_set_new(memory, "training_fp32", json_integer(total * TRAINING_BYTES));
-    json_t *root = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:s?, s:o, s:o, s:o, s:o, s:o, s:o*}",
-        "architecture", config->architecture, "num_layers", (json_int_t)config->num_layers, "hidden_size",
+    json_t *root = json_pack(
+        "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:s?, s:o, s:o, s:o, s:o, s:o, s:o*, s:o*}", "architecture",
+        config->architecture, "num_layers", (json_int_t)config->num_layers, "hidden_size",
         (json_int_t)config->hidden_size, "ffn_hidden_size",
         (json_int_t)(config->ffn_hidden_size ? config->ffn_hidden_size : 4 * config->hidden_size),
         "num_attention_heads", (json_int_t)n, "num_query_groups",
@@ -326,7 +354,7 @@ static int print_json(const model_facts *facts) {
         parameters, "memory_bytes", memory, "tensor_sizes", sizes_json(facts->sizes, facts->size_count),
         "tensor_sizes_with_replicated_query_groups", sizes_json(facts->replicated, facts->replicated_count),
         "pipeline_sizes", sizes_json(facts->pipelines, facts->pipeline_count), "pipeline",
-        facts->stages ? pipeline_json(facts) : NULL);
+        facts->stages ? pipeline_json(facts) : NULL, "experts", experts_json(config));
     char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);
     if (!text)

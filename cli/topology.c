@@ -45,8 +45,9 @@ static const struct {
 enum { NUMBER_FIELDS = sizeof number_field / sizeof *number_field };
 static const char levels_path[] = PREFIX "hierarchical_context_parallel_sizes";
 static const char mapping_path[] = PREFIX "use_tp_pp_dp_mapping";
+static const char extended_path[] = PREFIX "moe_extended_tp";
 static const char order_path[] = PREFIX "order";
-enum { FIELDS = NUMBER_FIELDS + 3, PREFIX_LENGTH = sizeof PREFIX - 1 };
+enum { FIELDS = NUMBER_FIELDS + 4, PREFIX_LENGTH = sizeof PREFIX - 1 };
 
 static bool read_number(const char *text, int64_t *out) {
     char *end;
@@ -60,7 +61,7 @@ static bool read_number(const char *text, int64_t *out) {
 
 /* Names the field that was meant, or all of them. What was meant may have a wrong prefix or none. */
 static void complain_of_field(topology_request *request, const char *field) {
-    const char *names[2 * FIELDS] = {[NUMBER_FIELDS] = levels_path, mapping_path, order_path};
+    const char *names[2 * FIELDS] = {[NUMBER_FIELDS] = levels_path, extended_path, mapping_path, order_path};
     for (int i = 0; i < NUMBER_FIELDS; i++)
         names[i] = number_field[i].path;
     for (int i = 0; i < FIELDS; i++)
@@ -140,11 +141,11 @@ static void read_override(topology_request *request, char *argument) {
             sizes->hierarchical_levels = 0;
         else
             read_levels(request, value);
-    } else if (strcmp(field, mapping_path) == 0) {
+    } else if (strcmp(field, mapping_path) == 0 || strcmp(field, extended_path) == 0) {
         bool yes = strcmp(value, "true") == 0 || strcmp(value, "True") == 0;
         if (!yes && strcmp(value, "false") != 0 && strcmp(value, "False") != 0)
             loom_cli_complain(&request->failed, "%s: found \"%s\", expected true or false", field, value);
-        sizes->use_tp_pp_dp_mapping = yes;
+        *(strcmp(field, mapping_path) == 0 ? &sizes->use_tp_pp_dp_mapping : &sizes->moe_extended_tp) = yes;
     } else if (strcmp(field, order_path) == 0) {
         if (strlen(value) >= sizeof sizes->order || *value == '\0')
             loom_cli_complain(
@@ -231,7 +232,7 @@ int loom_cli_topology(int argc, char **argv) {
                "virtual_pipeline_model_parallel_size, context_parallel_size, expert_model_parallel_size, "
                "expert_tensor_parallel_size, encoder_tensor_model_parallel_size, "
                "encoder_pipeline_model_parallel_size, num_distributed_optimizer_instances, "
-               "hierarchical_context_parallel_sizes, use_tp_pp_dp_mapping, order.\n\n"
+               "hierarchical_context_parallel_sizes, moe_extended_tp, use_tp_pp_dp_mapping, order.\n\n"
                "Kinds of groups: tp, cp, dp, pp, ep, etp the tensor, context, data, pipeline, expert and expert-tensor "
                "ranks; a_b those of both axes together; embd and pos_embd the stages that share the word and position "
                "embeddings; edp the data-parallel ranks of an expert; intra_ and inter_ inside and across optimizer "

@@ -128,6 +128,8 @@ void loom_cli_topology_json(const loom_layout *layout, const loom_parallel_sizes
     json_optional("vpp", given.virtual_pipeline);
     printf(",\"cp\":%" PRId64 ",\"ep\":%" PRId64, given.context, given.expert);
     json_optional("etp", given.expert_tensor);
+    if (given.moe_extended_tp)
+        printf(",\"moe_extended_tp\":true");
     if (layout->encoder_ranks > 0) {
         printf(",\"order\":\"%s\",\"enc_tp\":%" PRId64 ",\"enc_pp\":%" PRId64, given.order, given.encoder_tensor,
             given.encoder_pipeline);

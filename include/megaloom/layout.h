@@ -44,7 +44,10 @@ typedef struct loom_parallel_sizes {
     int hierarchical_levels;     /* entries used in hierarchical_context; 0 = none */
     int64_t
         hierarchical_context[LOOM_LAYOUT_HCP_LEVELS]; /* hierarchical_context_parallel_sizes, innermost level first */
-    bool use_tp_pp_dp_mapping;                        /* order tp-cp-ep-pp-dp in place of tp-cp-ep-dp-pp */
+    /* Experts are cut over tensor x expert ranks in place of being shared out: a layout's own sizes have
+     * expert_tensor = tensor * expert, expert = 1 and false here. */
+    bool moe_extended_tp;
+    bool use_tp_pp_dp_mapping;           /* order tp-cp-ep-pp-dp in place of tp-cp-ep-dp-pp */
     char order[LOOM_LAYOUT_ORDER_BYTES]; /* axes joined by '-', any case; "" = as use_tp_pp_dp_mapping says. An axis
                                             left out must have size 1 */
 } loom_parallel_sizes;

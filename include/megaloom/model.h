@@ -41,11 +41,20 @@ typedef struct loom_model_parallel_config {
 /* Kinds of losses that keep the load of experts even: aux_loss, seq_aux_loss, global_aux_loss. */
 enum { LOOM_MOE_BALANCES = 3 };
 
+/* Which layers have experts in place of an MLP: those whose number is a multiple of `every`, or, where there is one, as
+ * the list says. */
+enum { LOOM_MOE_LAYERS_MAX = 512 };
+typedef struct loom_moe_layer_freq {
+    int64_t every;                     /* 0 = 1 where there is no list */
+    int64_t length;                    /* of the list: 0 = none, else num_layers */
+    uint8_t list[LOOM_MOE_LAYERS_MAX]; /* 1: the layer has experts, 0: an MLP; 0 behind its end */
+} loom_moe_layer_freq;
+
 /* Mixture of experts, by the names of Megatron-Core's TransformerConfig. */
 typedef struct loom_moe_config {
     int64_t num_moe_experts; /* 0 = a dense model */
     int64_t moe_ffn_hidden_size;
-    int64_t moe_layer_freq;
+    loom_moe_layer_freq moe_layer_freq;
     int64_t moe_router_topk;
     int64_t moe_router_num_groups;
     int64_t moe_router_group_topk;
@@ -67,6 +76,7 @@ typedef struct loom_moe_config {
     bool moe_router_force_load_balancing;
     bool moe_pad_expert_input_to_capacity;
     bool moe_grouped_gemm;
+    bool moe_shared_expert_gate; /* the shared expert's output is weighted by a sigmoid of the token */
     bool moe_shared_expert_overlap;
     bool moe_permute_fusion;
     bool moe_apply_probs_on_input;
@@ -75,8 +85,8 @@ typedef struct loom_moe_config {
 } loom_moe_config;
 
 typedef struct loom_model_config {
-    const char *architecture; /* "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3" or "gemma": which defaults and
-                                 Hugging Face names; borrowed */
+    const char *architecture; /* "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe" or
+                                 "gemma": which defaults and Hugging Face names; borrowed */
     int64_t num_layers;
     int64_t hidden_size;                  /* h */
     int64_t ffn_hidden_size;              /* f; 0 = 4h */
@@ -120,9 +130,10 @@ typedef struct loom_model_config {
 /* The defaults of an architecture ("gpt2": LayerNorm, tanh GeLU, learned positions, biases, tied head; "llama":
  * RMSNorm, SwiGLU, rotary positions, no biases, untied head; "mistral": the same; "mixtral": the same,
  * with experts where moe.num_moe_experts is set; "qwen2": llama's with a bias of qkv;
- * "qwen3": llama's with norms of query and key heads; "gemma": llama's with GeGLU, zero-centred norms, scaled
- * embeddings and a tied head); sizes are 0 and must be set. Another name, or NULL, gets gpt2's defaults and is refused
- * by name where the configuration is used. `architecture` is borrowed. */
+ * "qwen3": llama's with norms of query and key heads; "qwen2_moe", "qwen3_moe": the same with experts where
+ * moe.num_moe_experts is set, the shared ones of qwen2_moe with a gate; "gemma": llama's with GeGLU, zero-centred
+ * norms, scaled embeddings and a tied head); sizes are 0 and must be set. Another name, or NULL, gets gpt2's defaults
+ * and is refused by name where the configuration is used. `architecture` is borrowed. */
 LOOM_API loom_model_config loom_model_config_default(const char *architecture);
 
 /* Floating point operations of the matrix products of one token in training, forward and backward (3 times the
@@ -142,6 +153,8 @@ LOOM_API loom_status loom_model_describe(const loom_model_config *config, loom_m
  * tied embedding, counted as its head: so the chunks of a model with a tied head have more together than the model. */
 LOOM_API loom_status loom_model_describe_stage(
     const loom_model_config *config, const loom_stage *stage, loom_model_description *description);
+/* How many of the layers have experts. */
+LOOM_API int64_t loom_model_expert_layers(const loom_model_config *config);
 /* The tensor-parallel sizes the model can be cut into, ascending: sizes[0…min(count, capacity)). Returns their count, 0
  * for a configuration with faults. Follows config->replicate_query_groups. */
 LOOM_API int64_t loom_model_tensor_sizes(const loom_model_config *config, int64_t *sizes, int64_t capacity);

@@ -225,6 +225,10 @@ LOOM_API loom_status loom_bias_dropout_add(loom_tape *tape, loom_tensor *x, loom
 /* x in another dtype: F32 to BF16 or F16, rounded to nearest even, or back, exactly. In x's own dtype the output is x
  * itself, retained. The gradient comes back in the dtype of x. */
 LOOM_API loom_status loom_cast(loom_tape *tape, loom_tensor *x, loom_dtype dtype, loom_tensor **output);
+/* sigmoid(x . weight) * y, row by row: x, y, *output [s, b, h], weight [1, h] or [h]. The score of a row
+ * is in fp32. */
+LOOM_API loom_status loom_sigmoid_gate(
+    loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_tensor *y, loom_tensor **output);
 /* x + y, of one shape. */
 LOOM_API loom_status loom_add(loom_tape *tape, loom_tensor *x, loom_tensor *y, loom_tensor **output);
 

@@ -79,8 +79,7 @@ static const char *rename_norm(const char *name) {
 loom__key_style loom__key_style_of(const loom_model_config *config, bool singleton_local_shards) {
     if (singleton_local_shards)
         return LOOM__KEYS_SINGLETON;
-    return config->moe.num_moe_experts > 0 && config->moe.moe_layer_freq > 1 ? LOOM__KEYS_OF_LAYERS
-                                                                             : LOOM__KEYS_STACKED;
+    return loom__layers_differ(config) ? LOOM__KEYS_OF_LAYERS : LOOM__KEYS_STACKED;
 }
 
 static loom__key_style style_of(const loom__state_list *list) {

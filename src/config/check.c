@@ -299,6 +299,36 @@ static void missing(loom__faults *faults, const char *path, const char *expected
     loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: missing, expected %s", path, expected);
 }
 
+/* Experts cut over tensor x expert ranks. */
+static void check_extended(
+    const loom_model_config *model, const loom_megatron_strategy_config *strategy, loom__faults *faults) {
+    const loom_moe_config *moe = &model->moe;
+    int64_t tp = strategy->tensor_model_parallel_size, ep = strategy->expert_model_parallel_size, slices;
+    if (moe->num_moe_experts == 0) {
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.moe_extended_tp: found true for a model without experts (model.num_moe_experts); expected false");
+        return;
+    }
+    if (moe->moe_token_dispatcher_type && strcmp(moe->moe_token_dispatcher_type, "allgather") != 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "model.moe_token_dispatcher_type: found %s with strategy.moe_extended_tp, which gathers all rows; expected "
+            "allgather",
+            moe->moe_token_dispatcher_type);
+    if (__builtin_mul_overflow(tp, ep, &slices) || slices < 1 || moe->moe_ffn_hidden_size % slices)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "strategy.moe_extended_tp: model.moe_ffn_hidden_size %" PRId64
+            " is not divisible by tensor_model_parallel_size %" PRId64 " x expert_model_parallel_size %" PRId64,
+            moe->moe_ffn_hidden_size, tp, ep);
+}
+
+static bool has_experts_by_name(const loom_model_config *model) {
+    static const char *const sparse[] = {"mixtral", "qwen2_moe", "qwen3_moe"};
+    for (size_t i = 0; model->architecture && i < sizeof sparse / sizeof *sparse; i++)
+        if (strcmp(model->architecture, sparse[i]) == 0)
+            return true;
+    return false;
+}
+
 /* What context and expert parallelism ask of the model, which may have faults of its own: of what is missing or derived
  * from it nothing is said. */
 static void check_model_ranks(const loom_run_config *config, loom_model_config *model, loom__faults *faults) {
@@ -312,12 +342,13 @@ static void check_model_ranks(const loom_run_config *config, loom_model_config *
     if (model->seq_length > 0)
         loom__check_add_part(
             faults, loom__model_config_check_context(model, tp, strategy->context_parallel_size, sequence_parallel));
-    bool missing =
-        model->architecture && strcmp(model->architecture, "mixtral") == 0 && model->moe.num_moe_experts == 0;
-    if (missing)
+    if (has_experts_by_name(model) && model->moe.num_moe_experts == 0)
         return;
-    loom__check_add_part(
-        faults, loom__model_config_check_expert_ranks(model, strategy->expert_model_parallel_size, etp ? etp : tp));
+    if (strategy->moe_extended_tp)
+        check_extended(model, strategy, faults);
+    else
+        loom__check_add_part(
+            faults, loom__model_config_check_expert_ranks(model, strategy->expert_model_parallel_size, etp ? etp : tp));
 }
 
 static void check_model(const loom_run_config *config, loom__faults *faults) {
@@ -344,8 +375,11 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
             config->data.tokenizer && strcmp(config->data.tokenizer, "byte") != 0
                 ? "at least as many as data.tokenizer has tokens"
                 : "an integer >= 1");
-    if (model.architecture && strcmp(model.architecture, "mixtral") == 0 && model.moe.num_moe_experts == 0)
-        missing(faults, "model.num_moe_experts", "an integer >= 1 with model.architecture mixtral");
+    if (has_experts_by_name(&model) && model.moe.num_moe_experts == 0) {
+        char expected[96];
+        snprintf(expected, sizeof expected, "an integer >= 1 with model.architecture %s", model.architecture);
+        missing(faults, "model.num_moe_experts", expected);
+    }
     int64_t tp = strategy->tensor_model_parallel_size;
     bool sequence_parallel = strategy->sequence_parallel && tp > 1;
     if (faults->count == before)
@@ -364,6 +398,7 @@ loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *st
     sizes.context = strategy->context_parallel_size;
     sizes.expert = strategy->expert_model_parallel_size;
     sizes.expert_tensor = strategy->expert_tensor_parallel_size;
+    sizes.moe_extended_tp = strategy->moe_extended_tp;
     sizes.encoder_tensor = strategy->encoder_tensor_model_parallel_size;
     sizes.encoder_pipeline = strategy->encoder_pipeline_model_parallel_size;
     sizes.optimizer_instances = strategy->num_distributed_optimizer_instances;

@@ -3,6 +3,7 @@
  * default can never be a value that the reader would not take. */
 #include "config/field.h"
 #include "base/nearest.h"
+#include "spec/parameter.h"
 #include <inttypes.h>
 #include <locale.h>
 #include <math.h>
@@ -29,6 +30,7 @@ static bool set_null(const loom__field *field, loom_run_config *config) {
         [LOOM__FIELD_INTS] = sizeof(int64_t),
         [LOOM__FIELD_NAMES] = sizeof(char *),
         [LOOM__FIELD_REALS] = sizeof(double),
+        [LOOM__FIELD_LAYERS] = sizeof(loom_moe_layer_freq),
         [LOOM__FIELD_PATHS] = sizeof(loom_data_path *),
         [LOOM__FIELD_OBJECT] = sizeof(void *)};
     if (!field->nullable)
@@ -50,6 +52,29 @@ static bool set_ints(
         if (!loom__yaml_is_int(loom__yaml_at(yaml, node->items[i]), &values[i]) || values[i] < 1)
             return false;
     memcpy(loom__field_at(field, config), values, sizeof *values * (size_t)field->capacity);
+    return true;
+}
+
+/* A number, a list, or Megatron's text of one. */
+static bool set_layers(
+    const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node, loom_run_config *config) {
+    loom_moe_layer_freq made = {0};
+    int64_t value;
+    if (node->kind == LOOM__YAML_MAPPING || node->count > LOOM_MOE_LAYERS_MAX)
+        return false;
+    if (node->kind == LOOM__YAML_SCALAR) {
+        if (!loom__yaml_is_int(node, &made.every) && !loom__moe_layer_freq_parse(node->text, &made))
+            return false;
+    } else {
+        for (int64_t i = 0; i < node->count; i++) {
+            if (!loom__yaml_is_int(loom__yaml_at(yaml, node->items[i]), &value) || value < 0 || value > 1)
+                return false;
+            made.list[made.length++] = (uint8_t)value;
+        }
+    }
+    if (made.length == 0 && made.every < 1)
+        return false;
+    memcpy(loom__field_at(field, config), &made, sizeof made);
     return true;
 }
 
@@ -137,6 +162,8 @@ bool loom__field_set(
         return set_names(field, yaml, node, config);
     if (field->kind == LOOM__FIELD_REALS)
         return set_reals(field, yaml, node, config);
+    if (field->kind == LOOM__FIELD_LAYERS)
+        return set_layers(field, yaml, node, config);
     if (node->kind != LOOM__YAML_SCALAR)
         return false;
     void *at = loom__field_at(field, config);
@@ -167,6 +194,7 @@ bool loom__field_set(
     case LOOM__FIELD_INTS:
     case LOOM__FIELD_NAMES:
     case LOOM__FIELD_REALS:
+    case LOOM__FIELD_LAYERS:
     case LOOM__FIELD_PATHS:
     case LOOM__FIELD_OBJECT:
         break;
@@ -193,6 +221,7 @@ void loom__field_copy(const loom__field *field, const loom_run_config *from, loo
         [LOOM__FIELD_INTS] = sizeof(int64_t),
         [LOOM__FIELD_NAMES] = sizeof(const char *),
         [LOOM__FIELD_REALS] = sizeof(double),
+        [LOOM__FIELD_LAYERS] = sizeof(loom_moe_layer_freq),
         [LOOM__FIELD_OBJECT] = 0};
     size_t count = field->capacity ? (size_t)field->capacity : 1;
     if (field->kind == LOOM__FIELD_REALS)
@@ -320,6 +349,13 @@ static void write_list(const loom__field *field, const loom_run_config *config, 
     fputs(count > 1 ? "]" : "", to);
 }
 
+static void write_layers(const loom_moe_layer_freq *freq, FILE *to) {
+    if (freq->length == 0)
+        fprintf(to, "%" PRId64, freq->every);
+    for (int64_t i = 0; i < freq->length; i++)
+        fprintf(to, "%s%d%s", i ? ", " : "[", freq->list[i], i + 1 < freq->length ? "" : "]");
+}
+
 static void write_choice(const loom__field *field, int value, FILE *to) {
     for (int i = 0; i < field->choice_count; i++)
         if (field->choices[i].value == value) {
@@ -351,6 +387,7 @@ static bool is_null_value(const loom__field *field, const loom_run_config *confi
         return *(const int64_t *)((const char *)config + field->count_offset) == 0;
     case LOOM__FIELD_BOOL:
     case LOOM__FIELD_ENUM:
+    case LOOM__FIELD_LAYERS:
         break;
     }
     return false;
@@ -387,6 +424,9 @@ void loom__field_write(const loom__field *field, const loom_run_config *config, 
     case LOOM__FIELD_NAMES:
     case LOOM__FIELD_REALS:
         write_list(field, config, to);
+        break;
+    case LOOM__FIELD_LAYERS:
+        write_layers(at, to);
         break;
     case LOOM__FIELD_PATHS:
         write_paths(
@@ -465,6 +505,9 @@ static void write_expected(const loom__field *field, FILE *to) {
         write_real(field->low, to);
         fprintf(to, ", or a list of at most %d", field->capacity);
         break;
+    case LOOM__FIELD_LAYERS:
+        fprintf(to, "an integer >= 1, or a list of 0 and 1, one for each layer, of at most %d", LOOM_MOE_LAYERS_MAX);
+        break;
     case LOOM__FIELD_PATHS:
         fputs("a prefix, a list of prefixes, or of weights > 0 and prefixes in turn", to);
         break;
@@ -516,6 +559,8 @@ bool loom__field_is_default(const loom__field *field, const loom_run_config *con
     case LOOM__FIELD_NAMES:
     case LOOM__FIELD_REALS:
         return same_list(field, config, &standard);
+    case LOOM__FIELD_LAYERS:
+        return memcmp(at, preset, sizeof(loom_moe_layer_freq)) == 0;
     case LOOM__FIELD_STRING:
     case LOOM__FIELD_CHOICE: {
         const char *a = *(const char *const *)at, *b = *(const char *const *)preset;
@@ -554,6 +599,7 @@ static bool is_legal(const loom__field *field, const loom_run_config *config) {
     const void *at = loom__field_at(field, config);
     if (is_null_value(field, config))
         return field->nullable;
+    const loom_moe_layer_freq *layers = at;
     switch (field->kind) {
     case LOOM__FIELD_INT:
         return in_range(field, (double)*(const int64_t *)at);
@@ -566,6 +612,8 @@ static bool is_legal(const loom__field *field, const loom_run_config *config) {
     case LOOM__FIELD_NAMES:
     case LOOM__FIELD_REALS:
         return is_legal_list(field, config);
+    case LOOM__FIELD_LAYERS:
+        return layers->length > 0 ? layers->length <= LOOM_MOE_LAYERS_MAX : layers->every > 0 && !layers->length;
     case LOOM__FIELD_BOOL:
     case LOOM__FIELD_STRING:
     case LOOM__FIELD_INTS:

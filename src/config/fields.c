@@ -37,6 +37,8 @@
         .path = (name), .kind = LOOM__FIELD_REALS, .offset = AT(member), .count_offset = AT(count), .preset = (text),  \
         .capacity = (size), __VA_ARGS__                                                                                \
     }
+#define LAYERS(name, member, text, ...)                                                                                \
+    { .path = (name), .kind = LOOM__FIELD_LAYERS, .offset = AT(member), .preset = (text), __VA_ARGS__ }
 #define PATHS(name, ...)                                                                                               \
     {                                                                                                                  \
         .path = "data." #name, .kind = LOOM__FIELD_PATHS, .offset = AT(data.name),                                     \
@@ -74,8 +76,8 @@ static const loom__choice wires[] = {{.name = "fp32"}, {.name = "bf16"}, {.name 
     {.name = "float32", .means = "fp32"}, {.name = "bfloat16", .means = "bf16"}, {.name = "float16", .means = "fp16"}};
 
 static const loom__choice architectures[] = {{.name = "gpt2"}, {.name = "llama"}, {.name = "mistral"},
-    {.name = "mixtral"}, {.name = "qwen2"}, {.name = "qwen3"}, {.name = "gemma"},
-    {.name = "t5", .not_built = "the architecture"}};
+    {.name = "mixtral"}, {.name = "qwen2"}, {.name = "qwen3"}, {.name = "qwen2_moe"}, {.name = "qwen3_moe"},
+    {.name = "gemma"}, {.name = "t5", .not_built = "the architecture"}};
 static const loom__choice normalizations[] = {
     {.name = "layernorm", .value = LOOM_LAYERNORM}, {.name = "rmsnorm", .value = LOOM_RMSNORM}};
 static const loom__choice activations[] = {{.name = "gelu_tanh", .value = LOOM_GELU_TANH},
@@ -175,13 +177,15 @@ const loom__field loom__fields[] = {
             [LOOM__LLAMA] = "1.0e-5",
             [LOOM__QWEN2] = "1.0e-6",
             [LOOM__QWEN3] = "1.0e-6",
+            [LOOM__QWEN2_MOE] = "1.0e-6",
+            [LOOM__QWEN3_MOE] = "1.0e-6",
             [LOOM__GEMMA] = "1.0e-6"},
         NULLABLE, ABOVE(0), SINGLE, OF_HF, DOC("(hf) added to the variance")),
     BOOL("model.layernorm_zero_centered_gamma", model.config.layernorm_zero_centered_gamma, "null",
         .by_architecture = {"false", "false", [LOOM__GEMMA] = "true"}, NULLABLE, OF_HF,
         DOC("(hf) norm weights are used as 1 + w")),
     BOOL("model.qk_layernorm", model.config.qk_layernorm, "null",
-        .by_architecture = {"false", "false", [LOOM__QWEN3] = "true"}, NULLABLE, OF_HF,
+        .by_architecture = {"false", "false", [LOOM__QWEN3] = "true", [LOOM__QWEN3_MOE] = "true"}, NULLABLE, OF_HF,
         DOC("(hf) norm of each query and key head")),
     BOOL("model.scale_embeddings", model.config.scale_embeddings, "null",
         .by_architecture = {"false", "false", [LOOM__GEMMA] = "true"}, NULLABLE, OF_HF,
@@ -192,8 +196,9 @@ const loom__field loom__fields[] = {
     ENUM("model.position_embedding_type", model.config.position_embedding_type, positions, .preset = "null",
         .by_architecture = {"learned", "rope"}, NULLABLE, OF_HF, DOC("(hf) learned, rope, none")),
     REAL("model.rotary_base", model.config.rotary_base, "null",
-        .by_architecture = {"10000", "10000", [LOOM__QWEN2] = "1000000", [LOOM__QWEN3] = "1000000"}, NULLABLE, ABOVE(0),
-        OF_HF, DOC("(hf) of rotary positions")),
+        .by_architecture = {"10000", "10000", [LOOM__QWEN2] = "1000000", [LOOM__QWEN3] = "1000000",
+            [LOOM__QWEN2_MOE] = "1000000", [LOOM__QWEN3_MOE] = "1000000"},
+        NULLABLE, ABOVE(0), OF_HF, DOC("(hf) of rotary positions")),
     REAL("model.rotary_percent", model.config.rotary_percent, "1.0", FROM(0), .high = 1, OF_HF,
         DOC("(hf) share of a head's channels that is rotated")),
     ENUM("model.rope_scaling", model.config.rope_scaling, rope_scalings, .preset = "none", OF_HF,
@@ -210,7 +215,7 @@ const loom__field loom__fields[] = {
     BOOL("model.add_bias_linear", model.config.add_bias_linear, "null", .by_architecture = {"true", "false"}, NULLABLE,
         OF_HF, DOC("(hf) biases of all linear layers")),
     BOOL("model.add_qkv_bias", model.config.add_qkv_bias, "null",
-        .by_architecture = {"true", "false", [LOOM__QWEN2] = "true"}, NULLABLE, OF_HF,
+        .by_architecture = {"true", "false", [LOOM__QWEN2] = "true", [LOOM__QWEN2_MOE] = "true"}, NULLABLE, OF_HF,
         DOC("(hf) bias of the query, key and value projection")),
     BOOL("model.add_proj_bias", model.config.add_proj_bias, "false", OF_HF,
         DOC("(hf) bias of attention's output projection; add_bias_linear has it too")),
@@ -250,13 +255,18 @@ const loom__field loom__fields[] = {
         DOC("microbatches may be shorter than seq_length; stages tell each other the shapes")),
     EXPAND(CHOICE, SPLIT(cp_comm_type), "p2p", context_types, DOC("p2p (ring), all_gather, a2a, a2a+p2p")),
     EXPAND(INTS, SPLIT(hierarchical_context_parallel_sizes), LOOM_LAYOUT_HCP_LEVELS, DOC("innermost level first")),
-    EXPAND(INT, MOE(num_moe_experts), "null", NULLABLE, FROM(1), DOC("experts a layer")),
-    EXPAND(INT, MOE(moe_ffn_hidden_size), "null", NULLABLE, FROM(1), DOC("of an expert")),
-    EXPAND(INT, MOE(moe_layer_freq), "1", FROM(1), DOC("every how many layers has experts")),
-    EXPAND(INT, MOE(moe_router_topk), "2", FROM(1), DOC("experts a token")),
+    EXPAND(INT, MOE(num_moe_experts), "null", NULLABLE, FROM(1), OF_HF, DOC("(hf) experts a layer")),
+    EXPAND(INT, MOE(moe_ffn_hidden_size), "null", NULLABLE, FROM(1), OF_HF, DOC("(hf) of an expert")),
+    EXPAND(LAYERS, MOE(moe_layer_freq), "1", OF_HF,
+        DOC("(hf) every how many layers has experts; or a list, 1 for a layer with experts, 0 for one without: "
+            "[0, 1, 1, 1], \"([0]*1+[1]*3)\"")),
+    EXPAND(INT, MOE(moe_router_topk), "2", FROM(1), OF_HF, DOC("(hf) experts a token")),
     EXPAND(INT, MOE(moe_router_num_groups), "null", NULLABLE, FROM(1), DOC("groups of experts")),
     EXPAND(INT, MOE(moe_router_group_topk), "null", NULLABLE, FROM(1), DOC("groups a token")),
-    EXPAND(INT, MOE(moe_shared_expert_intermediate_size), "null", NULLABLE, FROM(1), DOC("width of the shared expert")),
+    EXPAND(INT, MOE(moe_shared_expert_intermediate_size), "null", NULLABLE, FROM(1), OF_HF,
+        DOC("(hf) width of the shared expert")),
+    EXPAND(BOOL, MOE(moe_shared_expert_gate), "null", .by_architecture = {"false", "false", [LOOM__QWEN2_MOE] = "true"},
+        NULLABLE, OF_HF, DOC("(hf) the shared expert is weighted by a sigmoid of the token")),
     EXPAND(NAMES, MOE(moe_router_load_balancing_type), LOOM_MOE_BALANCES, "aux_loss", balances,
         DOC("aux_loss, seq_aux_loss, global_aux_loss or a list of them; sinkhorn, none")),
     EXPAND(STRING, MOE(moe_router_score_function), "softmax", DOC("softmax, sigmoid")),
@@ -272,7 +282,7 @@ const loom__field loom__fields[] = {
         DOC("in training the router's input is multiplied by 1 - eps to 1 + eps")),
     EXPAND(REAL, MOE(moe_expert_capacity_factor), "null", NULLABLE, ABOVE(0),
         DOC("tokens an expert takes, over the even share")),
-    EXPAND(BOOL, MOE(moe_router_pre_softmax), "false", DOC("softmax before the choice")),
+    EXPAND(BOOL, MOE(moe_router_pre_softmax), "false", OF_HF, DOC("(hf) softmax before the choice")),
     EXPAND(BOOL, MOE(moe_router_enable_expert_bias), "false",
         DOC("balance without a loss: experts with few tokens gain in the choice; sigmoid alone")),
     EXPAND(BOOL, MOE(moe_router_force_load_balancing), "false", DOC("random routing, for timing")),
@@ -299,7 +309,8 @@ const loom__field loom__fields[] = {
         DOC("norms and dropout on s/tp rows a rank; needs a tensor size above 1")),
     EXPAND(INT, STRATEGY(expert_model_parallel_size), "1", FROM(1),
         DOC("ranks that share experts out; above 1 for a model with experts alone")),
-    EXPAND(BOOL, STRATEGY(moe_extended_tp), "false", NONE_YET(experts), DOC("experts cut like other layers")),
+    EXPAND(BOOL, STRATEGY(moe_extended_tp), "false",
+        DOC("experts are not shared out but each cut over tensor x expert_model_parallel_size ranks")),
     EXPAND(INT, STRATEGY(expert_tensor_parallel_size), "null", NULLABLE, FROM(1),
         DOC("ranks that share an expert; null: the tensor size")),
     EXPAND(INT, STRATEGY(encoder_tensor_model_parallel_size), "0", NONE_YET(encoder), DOC("of an encoder")),

@@ -72,7 +72,7 @@ static const char *target_of(const loom__yaml *yaml, const loom__yaml_node *of) 
 
 static const char *architecture_of(const char *class) {
     static const char *const classes[][2] = {{"Llama", "llama"}, {"CodeLlama", "llama"}, {"Mistral", "mistral"},
-        {"Qwen2", "qwen2"}, {"Qwen3", "qwen3"}, {"Gemma", "gemma"}, {"GPT", "gpt2"}};
+        {"Mixtral", "mixtral"}, {"Qwen2", "qwen2"}, {"Qwen3", "qwen3"}, {"Gemma", "gemma"}, {"GPT", "gpt2"}};
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
         size_t length = strlen(classes[i][0]);
         const char *rest = strncmp(class, classes[i][0], length) == 0 ? class + length : "";
@@ -139,8 +139,21 @@ static loom_status check_required(const char *name, const char *key, const char 
     return LOOM_OK;
 }
 
-static loom_status write_field(const char *name, const char *key, const loom__yaml_node *value, FILE *to) {
+/* A list of numbers, one a layer. */
+static void write_list(const loom__yaml *yaml, const char *key, const loom__yaml_node *list, FILE *to) {
+    fprintf(to, "  %s: [", key);
+    for (int64_t i = 0; i < list->count; i++) {
+        const loom__yaml_node *item = loom__yaml_at(yaml, list->items[i]);
+        fprintf(to, "%s%s", i ? ", " : "", item->kind == LOOM__YAML_SCALAR ? item->text : "no number");
+    }
+    fputs("]\n", to);
+}
+
+static loom_status write_field(
+    const char *name, const loom__yaml *yaml, const char *key, const loom__yaml_node *value, FILE *to) {
     char path[128];
+    if (value->kind == LOOM__YAML_SEQUENCE && strcmp(key, "moe_layer_freq") == 0)
+        write_list(yaml, key, value, to);
     if (value->kind != LOOM__YAML_SCALAR)
         return LOOM_OK;
     LOOM_TRY(check_required(name, key, loom__yaml_is_null(value) ? "null" : value->text));
@@ -170,12 +183,15 @@ static loom_status write_model(const char *name, const loom__yaml *yaml, FILE *t
         return loom_fail(LOOM_ERR_FORMAT, "%s: has no mapping config, where NeMo keeps the model's", name);
     if (!architecture)
         return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "not supported yet: %s: a model of class %.60s; GPT, Llama, Mistral, Qwen2, Qwen3 and Gemma are", name,
-            target_of(yaml, config));
-    fprintf(to, "model:\n  architecture: %s\n", architecture);
+            "not supported yet: %s: a model of class %.60s; GPT, Llama, Mistral, Mixtral, Qwen2, Qwen3 and Gemma are",
+            name, target_of(yaml, config));
+    const loom__yaml_node *experts = member(yaml, config, "num_moe_experts");
+    /* A Qwen3 with experts is of the same class, or of a subclass. */
+    bool sparse = experts && !loom__yaml_is_null(experts) && strcmp(architecture, "qwen3") == 0;
+    fprintf(to, "model:\n  architecture: %s%s\n", architecture, sparse ? "_moe" : "");
     for (int64_t i = 0; i < config->count; i++)
-        LOOM_TRY(write_field(
-            name, loom__yaml_at(yaml, config->items[2 * i])->text, loom__yaml_at(yaml, config->items[2 * i + 1]), to));
+        LOOM_TRY(write_field(name, yaml, loom__yaml_at(yaml, config->items[2 * i])->text,
+            loom__yaml_at(yaml, config->items[2 * i + 1]), to));
     return write_activation(yaml, config, name, to);
 }
 

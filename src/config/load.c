@@ -317,6 +317,10 @@ static loom_status apply_file(loader *load, const char *text, size_t length) {
 
 /* A field that takes a string takes the text after = as it stands, unless it is quoted or null. */
 static bool is_raw(int64_t number, const char *value) {
+    loom_moe_layer_freq layers;
+    /* "[0]*2+[1]" is no YAML. */
+    if (number >= 0 && loom__fields[number].kind == LOOM__FIELD_LAYERS)
+        return loom__moe_layer_freq_parse(value, &layers);
     return number >= 0 && loom__fields[number].kind == LOOM__FIELD_STRING && *value && !strchr("\"'~", *value) &&
            strcmp(value, "null") != 0;
 }
@@ -478,6 +482,7 @@ static loom_status read_file(const char *path, bool is_regular, size_t limit, ch
 static loom_status read_hf(loader *load) {
     loom_model_config *model = &load->owner->config.model.config;
     double hidden_dropout = model->hidden_dropout, attention_dropout = model->attention_dropout;
+    double balance = model->moe.moe_aux_loss_coeff[0];
     char *path = NULL, *text = NULL;
     size_t length = 0;
     if (!*load->owner->config.model.hf)
@@ -495,6 +500,8 @@ static loom_status read_hf(loader *load) {
         model->hidden_dropout = hidden_dropout;
     if (is_given(load, "model.attention_dropout"))
         model->attention_dropout = attention_dropout;
+    if (is_given(load, "model.moe_aux_loss_coeff"))
+        model->moe.moe_aux_loss_coeff[0] = balance;
     if (model->seq_length == 0)
         model->seq_length = model->max_position_embeddings;
     return LOOM_OK;
@@ -503,7 +510,9 @@ static loom_status read_hf(loader *load) {
 /* Fields of the model that a checkpoint knows as well, but that a run may give anew. */
 static bool is_inherited(const char *path) {
     static const char *const names[] = {"model.seq_length", "model.hidden_dropout", "model.attention_dropout",
-        "model.make_vocab_size_divisible_by", "model.padded_vocab_in_softmax", "model.use_scaled_init"};
+        "model.make_vocab_size_divisible_by", "model.padded_vocab_in_softmax", "model.use_scaled_init",
+        "model.moe_router_num_groups", "model.moe_router_group_topk", "model.moe_router_score_function",
+        "model.moe_router_topk_scaling_factor"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(names[i], path) == 0)
             return true;

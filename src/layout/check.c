@@ -257,6 +257,27 @@ loom_status loom__check_virtual_stages(int64_t virtual_pipeline, int64_t pipelin
         virtual_pipeline);
 }
 
+/* Whether experts can be cut over tensor x expert ranks. */
+static bool check_extended(loom__faults *faults, int64_t ranks, const loom_parallel_sizes *s, int64_t pp) {
+    int64_t slices = times(s->tensor, s->expert), unit = times(slices, pp);
+    if (s->expert_tensor > 0 && s->expert_tensor != s->tensor)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "expert_tensor_parallel_size: found %" PRId64
+            " with moe_extended_tp, which cuts experts over tensor x expert ranks; expected null",
+            s->expert_tensor);
+    if (ranks < 1 || s->tensor < 1 || s->expert < 1 || pp < 1)
+        return false;
+    if (unit > 0 && ranks % unit == 0)
+        return true;
+    char legal[256] = "";
+    loom__suggest_size(legal, sizeof legal, "expert_model_parallel_size", ranks, times(s->tensor, pp), s->expert);
+    loom__faults_add(faults, LOOM_ERR_CONFIG,
+        "moe_extended_tp: tensor_model_parallel_size %" PRId64 " x expert_model_parallel_size %" PRId64
+        " x pipeline_model_parallel_size %" PRId64 " does not divide the %" PRId64 " ranks%s",
+        s->tensor, s->expert, pp, ranks, legal);
+    return false;
+}
+
 loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_checked *out) {
     loom__faults faults;
     loom__faults_begin(&faults);
@@ -308,7 +329,14 @@ loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_ch
     c.data = check_world(&faults, s, world, decoder_model, encoder_model, encoder);
     c.encoder_ranks = c.data * encoder_model;
     c.decoder_ranks = c.data * decoder_model;
-    c.expert_data = check_experts(&faults, c.decoder_ranks, etp, ep, pp);
+    if (s->moe_extended_tp) {
+        bool fits = check_extended(&faults, c.decoder_ranks, s, pp);
+        etp = times(tp, ep);
+        s->expert = ep = 1;
+        c.expert_data = fits ? c.decoder_ranks / times(etp, pp) : 0;
+    } else {
+        c.expert_data = check_experts(&faults, c.decoder_ranks, etp, ep, pp);
+    }
 
     if (ordered) {
         int64_t size[LOOM_LAYOUT_AXES][3] = {
@@ -335,6 +363,7 @@ loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_ch
     LOOM_TRY(loom__faults_end(&faults));
 
     s->expert_tensor = etp;
+    s->moe_extended_tp = false;
     s->encoder_tensor = encoder ? encoder_tp : 0;
     size_t used = 0;
     for (int i = 0; i < LOOM_LAYOUT_AXES; i++)

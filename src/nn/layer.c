@@ -26,6 +26,7 @@ static loom_status bind_experts(const loom__parameter_set *set, loom__layer *lay
         return LOOM_OK;
     size_t most = (size_t)layer->config->moe.num_moe_experts;
     layer->router = find(set, layer->number, "mlp.router.weight");
+    layer->shared_gate = find(set, layer->number, "mlp.shared_experts.gate_weight");
     layer->experts_fc1 = calloc(2 * most, sizeof *layer->experts_fc1);
     if (!layer->experts_fc1)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %zu experts", most);
@@ -339,6 +340,12 @@ static loom_status experts(
     loom_status status = routed_experts(layer, tape, m, normed, &routed);
     if (!status)
         status = dense_mlp(layer, tape, m, normed, &shared);
+    if (!status && layer->shared_gate) {
+        loom_tensor *ungated = shared;
+        shared = NULL;
+        status = loom_sigmoid_gate(tape, normed, layer->shared_gate, ungated, &shared);
+        loom_tensor_release(ungated);
+    }
     if (!status)
         status = loom_add(tape, routed, shared, output);
     loom_tensor_release(routed);

@@ -51,6 +51,7 @@ static loom_status count_one_layer(const loom__plan_sizes *sizes, int64_t expert
     loom_model_config one = sizes->model;
     loom__model_spec *spec = NULL;
     one.num_layers = 1;
+    one.moe.moe_layer_freq = (loom_moe_layer_freq){.every = 1};
     one.moe.num_moe_experts = experts;
     LOOM_TRY(loom__model_spec_create(&one, &spec));
     sort_in(sizes, spec, model);

@@ -84,6 +84,9 @@ static bool is_legal(seeker *s, const choice *c) {
     int64_t cp = strategy->context_parallel_size, dp = s->world / (c->tp * c->pp * cp);
     int64_t global = config.data.global_batch_size, unit = c->micro * dp;
     int64_t etp = strategy->expert_tensor_parallel_size ? strategy->expert_tensor_parallel_size : c->tp;
+    bool extended = strategy->moe_extended_tp;
+    if (extended)
+        etp = c->tp;
     loom_stage_split split = loom_stage_split_of(strategy, &model);
     reason why = REASONS;
     int64_t chunks;
@@ -92,7 +95,9 @@ static bool is_legal(seeker *s, const choice *c) {
         why = heads && model.seq_length % c->tp != 0 ? SEQUENCE : TENSOR;
     else if (loom__model_config_check_context(&model, c->tp, cp, c->tp > 1))
         why = SEQUENCE;
-    else if (loom__model_config_check_expert_ranks(&model, c->ep, etp) || s->world % (etp * c->ep * c->pp) != 0)
+    else if ((extended ? model.moe.moe_ffn_hidden_size % (c->tp * c->ep) != 0
+                       : loom__model_config_check_expert_ranks(&model, c->ep, etp) != LOOM_OK) ||
+             s->world % (etp * c->ep * c->pp) != 0)
         why = EXPERTS;
     else if (global % unit != 0)
         why = BATCH;

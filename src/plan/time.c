@@ -19,7 +19,7 @@ loom__plan_flops loom__plan_flops_of(const loom__plan_sizes *sizes) {
     made.full = 4 * (s - seen) * n * d;
     made.layer = projections + made.attention + mlp * f;
     if (moe->num_moe_experts > 0) {
-        made.expert_mlp = mlp * routed + 2 * h * (double)moe->num_moe_experts;
+        made.expert_mlp = mlp * routed + 2 * h * ((double)moe->num_moe_experts + (moe->moe_shared_expert_gate ? 1 : 0));
         made.expert_layer = projections + made.attention + made.expert_mlp;
     }
     return made;

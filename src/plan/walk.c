@@ -174,6 +174,8 @@ static int experts(walk *w, tape *t, int x, bool expert_layer) {
     if (width == 0)
         return routed;
     int shared = dense_mlp(w, t, x, width);
+    if (w->sizes->model.moe.moe_shared_expert_gate)
+        shared = loom__walk_gate(w, t, x, shared);
     ready(w, routed);
     ready(w, shared);
     int y = make(w, PASSING, bytes_of(w, routed));
@@ -372,6 +374,7 @@ static void input_half(walk *w, tape *t, node *n, int d_y) {
     case DISPATCH:
     case EXPERT_LINEAR:
     case COMBINE:
+    case GATE:
         loom__walk_routed_backward(w, t, n);
         break;
     case ADD:

@@ -28,6 +28,7 @@ typedef enum operation {
     DISPATCH,
     EXPERT_LINEAR,
     COMBINE,
+    GATE, /* of a shared expert */
     ADD,
     AGAIN_ATTENTION, /* recomputed */
     AGAIN_EXPERTS,
@@ -266,6 +267,8 @@ int loom__walk_activate(walk *w, tape *t, int x, int64_t rows, int64_t width, bo
 int loom__walk_attention(walk *w, tape *t, int qkv);
 /* The router and its experts; without the shared one. */
 int loom__walk_routed(walk *w, tape *t, int x);
+/* The weighting of the shared one's output y; takes the hold of y. */
+int loom__walk_gate(walk *w, tape *t, int x, int y);
 /* The input halves of their operations. */
 void loom__walk_attention_backward(walk *w, tape *t, node *n, int d_y);
 void loom__walk_routed_backward(walk *w, tape *t, node *n);

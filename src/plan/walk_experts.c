@@ -106,6 +106,30 @@ int loom__walk_routed(walk *w, tape *t, int x) {
     return y;
 }
 
+int loom__walk_gate(walk *w, tape *t, int x, int y) {
+    ready(w, x);
+    ready(w, y);
+    int scores = make(w, PASSING, 4 * w->sizes->own_rows), out = make(w, PASSING, own_hidden(w));
+    node *n = record(w, t, GATE, x, y, out, true);
+    save(w, n, x);
+    save(w, n, y);
+    save(w, n, scores);
+    drop(w, scores);
+    drop(w, y);
+    return out;
+}
+
+static void gate_backward(walk *w, tape *t, node *n) {
+    const loom__plan_sizes *s = w->sizes;
+    int wide = make(w, PASSING, 4 * s->model.hidden_size), d_logits = make(w, PASSING, 4 * s->own_rows);
+    n->gathered = s->width < 4 ? make(w, PASSING, s->own_rows * s->width) : hold(w, d_logits);
+    int d_x = make(w, PASSING, own_hidden(w)), d_y = make(w, PASSING, own_hidden(w));
+    give(w, t, n->inputs[0], d_x);
+    give(w, t, n->inputs[1], d_y);
+    drop(w, wide);
+    drop(w, d_logits);
+}
+
 static void route_backward(walk *w, tape *t, node *n) {
     const loom__plan_sizes *s = w->sizes;
     int d_logits = make(w, PASSING, score_bytes(w));
@@ -136,6 +160,9 @@ void loom__walk_routed_backward(walk *w, tape *t, node *n) {
         drop_sums(w);
         drop(w, mine);
         give(w, t, n->inputs[0], d_x);
+        break;
+    case GATE:
+        gate_backward(w, t, n);
         break;
     case EXPERT_LINEAR:
         give(w, t, n->inputs[0], make(w, PASSING, bytes_of(w, n->saved[0])));

@@ -158,6 +158,7 @@ static bool layout_of(const loom_run_record *run, loom_layout *layout) {
     sizes.context = s->context_parallel_size;
     sizes.expert = s->expert_model_parallel_size;
     sizes.expert_tensor = s->expert_tensor_parallel_size;
+    sizes.moe_extended_tp = s->moe_extended_tp;
     sizes.encoder_tensor = s->encoder_tensor_model_parallel_size;
     sizes.encoder_pipeline = s->encoder_pipeline_model_parallel_size;
     sizes.optimizer_instances = s->num_distributed_optimizer_instances;

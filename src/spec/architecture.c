@@ -4,7 +4,7 @@
 #include <string.h>
 
 static const char *const names[LOOM__ARCHITECTURE_COUNT] = {
-    "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma"};
+    "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma"};
 
 loom__architecture loom__architecture_find(const char *name) {
     for (int i = 0; name && i < LOOM__ARCHITECTURE_COUNT; i++)

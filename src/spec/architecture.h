@@ -13,12 +13,14 @@ typedef enum loom__architecture {
     LOOM__MIXTRAL,
     LOOM__QWEN2,
     LOOM__QWEN3,
+    LOOM__QWEN2_MOE,
+    LOOM__QWEN3_MOE,
     LOOM__GEMMA,
     LOOM__ARCHITECTURE_COUNT
 } loom__architecture;
 
 /* Their names, for messages. */
-#define LOOM__ARCHITECTURES_BUILT "gpt2, llama, mistral, mixtral, qwen2, qwen3 and gemma"
+#define LOOM__ARCHITECTURES_BUILT "gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe and gemma"
 
 /* The architecture of that name; LOOM__ARCHITECTURE_UNKNOWN for NULL and for any other name. */
 loom__architecture loom__architecture_find(const char *name);

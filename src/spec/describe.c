@@ -47,9 +47,11 @@ loom_status loom_model_describe(const loom_model_config *config, loom_model_desc
 
 int64_t loom_model_tensor_sizes(const loom_model_config *config, int64_t *sizes, int64_t capacity) {
     int64_t count = 0;
+    /* Tensor ranks share layers of experts with sequence parallelism alone. */
+    bool sparse = config->moe.num_moe_experts > 0;
     for (int64_t tp = 1; tp <= config->num_attention_heads; tp++) {
         loom_model_config completed = *config;
-        if (config->num_attention_heads % tp != 0 || loom__model_config_complete(&completed, tp, false))
+        if (config->num_attention_heads % tp != 0 || loom__model_config_complete(&completed, tp, sparse && tp > 1))
             continue;
         if (count < capacity)
             sizes[count] = tp;

@@ -1,4 +1,4 @@
-/* Experts of a configuration: which layers have them, what their fields mean to a router, and what may be together. */
+/* Experts of a configuration: what their fields mean to a router, and what may be together. */
 #include "base/faults.h"
 #include "base/legal.h"
 #include "spec/parameter.h"
@@ -6,11 +6,6 @@
 #include <string.h>
 
 enum { EXPERTS_MAX = 1 << 14, WIDTH_MAX = 1 << 26 };
-
-bool loom__layer_has_experts(const loom_model_config *config, int64_t layer) {
-    int64_t every = config->moe.moe_layer_freq > 0 ? config->moe.moe_layer_freq : 1;
-    return config->moe.num_moe_experts > 0 && layer % every == 0;
-}
 
 static bool is(const char *given, const char *otherwise, const char *name) {
     return strcmp(given ? given : otherwise, name) == 0;
@@ -108,8 +103,6 @@ void loom__model_config_complete_experts(
     }
     if (moe->moe_ffn_hidden_size == 0)
         moe->moe_ffn_hidden_size = config->ffn_hidden_size;
-    if (moe->moe_layer_freq == 0)
-        moe->moe_layer_freq = 1;
     if (moe->moe_router_topk == 0)
         moe->moe_router_topk = moe->num_moe_experts < 2 ? 1 : 2;
     if (moe->moe_ffn_hidden_size < 1 || moe->moe_ffn_hidden_size > WIDTH_MAX)
@@ -124,9 +117,11 @@ void loom__model_config_complete_experts(
             "moe_shared_expert_intermediate_size %" PRId64 " is not divisible by tensor_model_parallel_size %" PRId64
             ": the nearest legal %s",
             shared, tp, loom__nearest_multiples(tp, shared).text);
-    if (moe->moe_layer_freq < 1)
-        loom__faults_add(
-            faults, LOOM_ERR_CONFIG, "moe_layer_freq: found %" PRId64 ", expected 1 or more", moe->moe_layer_freq);
+    if (moe->moe_shared_expert_gate && shared == 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "moe_shared_expert_gate: found true without moe_shared_expert_intermediate_size, the width of the expert "
+            "that it weights");
+    loom__moe_layer_freq_complete(&moe->moe_layer_freq, config->num_layers, faults);
     if (tp > 1 && !sequence_parallel)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "num_moe_experts %" PRId64 " with tensor_model_parallel_size %" PRId64

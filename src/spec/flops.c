@@ -1,6 +1,6 @@
 /* What a token costs: the matrix products of forward and backward, by the usual count of two operations a multiply-add.
  */
-#include <megaloom/model.h>
+#include "spec/parameter.h"
 
 double loom_model_flops_per_token(const loom_model_config *config) {
     double h = (double)config->hidden_size, n = (double)config->num_attention_heads, d = (double)config->kv_channels;
@@ -15,9 +15,9 @@ double loom_model_flops_per_token(const loom_model_config *config) {
     const loom_moe_config *moe = &config->moe;
     double width = (double)moe->moe_router_topk * (double)moe->moe_ffn_hidden_size +
                    (double)moe->moe_shared_expert_intermediate_size;
-    double sparse = h * (double)moe->num_moe_experts + (gates + 1) * h * width, layers = (double)config->num_layers;
-    int64_t every = moe->moe_layer_freq > 0 ? moe->moe_layer_freq : 1;
-    double with_experts = moe->num_moe_experts > 0 ? (double)((config->num_layers + every - 1) / every) : 0;
+    double scores = (double)moe->num_moe_experts + (moe->moe_shared_expert_gate ? 1 : 0);
+    double sparse = h * scores + (gates + 1) * h * width, layers = (double)config->num_layers;
+    double with_experts = (double)loom_model_expert_layers(config);
     return 3 * 2 *
            (layers * (projections + attention) + (layers - with_experts) * dense + with_experts * sparse + head);
 }

@@ -16,7 +16,9 @@ static bool is_gpt2(const loom__model_spec *spec) {
 
 /* What the files of a family of Llama's kin have; without any of it they are Llama's. */
 typedef struct family {
-    bool biases, qkv_bias, window, qk_norm, zero_centered, scaled, experts;
+    bool biases, qkv_bias, window, qk_norm, zero_centered, scaled;
+    bool experts, any_qkv_bias, proj_bias, dense_layers, shared_experts, pre_softmax; /* optional, but for the first and
+                                                                                         the shared ones */
 } family;
 
 static const family families[LOOM__ARCHITECTURE_COUNT] = {[LOOM__GPT2] = {.biases = true},
@@ -25,21 +27,53 @@ static const family families[LOOM__ARCHITECTURE_COUNT] = {[LOOM__GPT2] = {.biase
     [LOOM__MIXTRAL] = {.window = true, .experts = true},
     [LOOM__QWEN2] = {.qkv_bias = true},
     [LOOM__QWEN3] = {.qk_norm = true},
+    [LOOM__QWEN2_MOE] =
+        {.any_qkv_bias = true, .experts = true, .dense_layers = true, .shared_experts = true, .pre_softmax = true},
+    [LOOM__QWEN3_MOE] =
+        {.qk_norm = true, .experts = true, .proj_bias = true, .dense_layers = true, .pre_softmax = true},
     [LOOM__GEMMA] = {.zero_centered = true, .scaled = true}};
+
+/* The same of its experts. */
+static const char *experts_cannot(const family *has, const loom_model_config *config) {
+    const loom_moe_config *moe = &config->moe;
+    if ((moe->num_moe_experts > 0) != has->experts)
+        return has->experts ? "no experts" : "experts";
+    if (!has->experts)
+        return NULL;
+    if (!has->dense_layers && loom_model_expert_layers(config) < config->num_layers)
+        return "layers without experts";
+    if ((moe->moe_shared_expert_intermediate_size > 0) != has->shared_experts)
+        return has->shared_experts ? "no shared experts" : "shared experts";
+    if (moe->moe_shared_expert_gate != has->shared_experts)
+        return has->shared_experts ? "shared experts without a gate" : "a gate of shared experts";
+    if (moe->moe_router_enable_expert_bias)
+        return "moe_router_enable_expert_bias true";
+    if (moe->moe_router_pre_softmax && !has->pre_softmax)
+        return "moe_router_pre_softmax true";
+    if (moe->moe_router_score_function && strcmp(moe->moe_router_score_function, "softmax") != 0)
+        return "a moe_router_score_function that is not softmax";
+    if (moe->moe_router_num_groups > 0)
+        return "groups of experts";
+    if (moe->moe_router_topk_scaling_factor > 0 && moe->moe_router_topk_scaling_factor != 1)
+        return "moe_router_topk_scaling_factor";
+    if (loom__model_router(config).sinkhorn)
+        return "moe_router_load_balancing_type sinkhorn";
+    return NULL;
+}
 
 /* What of the configuration the family's files cannot say; NULL = nothing. */
 static const char *family_cannot(const family *has, const loom_model_config *config) {
     loom__biases biases = loom__model_biases(config);
     if (config->add_bias_linear && !has->biases)
         return "add_bias_linear true";
-    if (biases.proj && !has->biases)
+    if (biases.proj && !has->biases && !has->proj_bias)
         return "a bias of attention's output projection";
     if (biases.mlp && !has->biases)
         return "biases of the MLP";
     if (biases.proj && !biases.qkv)
         return "a bias of attention's output projection alone";
     bool qkv_bias_alone = biases.qkv && !biases.proj;
-    if (qkv_bias_alone != has->qkv_bias)
+    if (!has->any_qkv_bias && qkv_bias_alone != has->qkv_bias)
         return qkv_bias_alone ? "a bias of qkv alone" : "no bias of qkv";
     if (config->window_size != 0 && !has->window)
         return "a sliding window";
@@ -47,15 +81,9 @@ static const char *family_cannot(const family *has, const loom_model_config *con
         return has->qk_norm ? "qk_layernorm false" : "qk_layernorm true";
     if (config->layernorm_zero_centered_gamma != has->zero_centered)
         return has->zero_centered ? "layernorm_zero_centered_gamma false" : "layernorm_zero_centered_gamma true";
-    if ((config->moe.num_moe_experts > 0) != has->experts)
-        return has->experts ? "no experts" : "experts";
-    if (has->experts && (config->moe.moe_layer_freq > 1 || config->moe.moe_shared_expert_intermediate_size > 0))
-        return "layers without experts, or shared experts";
-    if (has->experts && config->moe.moe_router_enable_expert_bias)
-        return "moe_router_enable_expert_bias true";
     if (config->scale_embeddings != has->scaled)
         return has->scaled ? "scale_embeddings false" : "scale_embeddings true";
-    return NULL;
+    return experts_cannot(has, config);
 }
 
 loom_status loom__hf_check(const loom__model_spec *spec) {
@@ -141,6 +169,9 @@ static const entry entries[] = {
     {"self_attention.k_layernorm", WHOLE, NULL, "self_attn.k_norm"},
     {"pre_mlp_layernorm", WHOLE, "ln_2", "post_attention_layernorm"},
     {"mlp.router", WHOLE, NULL, "block_sparse_moe.gate"},
+    {"mlp.shared_experts", WHOLE, NULL, "mlp.shared_expert_gate"},
+    {"mlp.shared_experts.linear_fc1", GATE_UP, NULL, "mlp.shared_expert."},
+    {"mlp.shared_experts.linear_fc2", WHOLE, NULL, "mlp.shared_expert.down_proj"},
     {"mlp.linear_fc1", GATE_UP, "mlp.c_fc", "mlp."},
     {"mlp.linear_fc2", WHOLE, "mlp.c_proj", "mlp.down_proj"},
     {"decoder.final_layernorm", WHOLE, "transformer.ln_f", "model.norm"},
@@ -167,11 +198,17 @@ static loom_status find_entry(
         LOOM_ERR_ARGUMENT, "\"%s\" is no parameter of a %s model", parameter->name, spec->config.architecture);
 }
 
-/* An expert's are w1 (gate) with w3 (up), and w2. */
+static bool is_mixtral(const loom__model_spec *spec) {
+    return loom__architecture_find(spec->config.architecture) == LOOM__MIXTRAL;
+}
+
+/* An expert's three: gate, up and down, which Mixtral calls w1, w3 and w2. */
 static source expert_source(
     const loom__model_spec *spec, const loom__parameter_descriptor *parameter, int number, int64_t rows) {
+    static const char *const names[] = {"gate_proj", "up_proj", "down_proj"}, *const mixtral[] = {"w1", "w3", "w2"};
     char module[LOOM__HF_NAME_MAX];
-    snprintf(module, sizeof module, "block_sparse_moe.experts.%lld.w%d", (long long)parameter->expert, number);
+    snprintf(module, sizeof module, "%s.experts.%lld.%s", is_mixtral(spec) ? "block_sparse_moe" : "mlp",
+        (long long)parameter->expert, (is_mixtral(spec) ? mixtral : names)[number]);
     return source_make(spec, parameter, module, "weight", rows, parameter->shape[1]);
 }
 
@@ -192,28 +229,35 @@ static loom_status sources_of(const loom__model_spec *spec, const loom__paramete
         bool second = loom__ends_with(parameter->name, "linear_fc2.weight");
         int64_t each = second ? parameter->shape[0] : parameter->shape[0] / 2;
         *out = (sources){.made_of = second ? WHOLE : GATE_UP, .count = second ? 1 : 2};
-        out->part[0] = expert_source(spec, parameter, second ? 2 : 1, each);
-        out->part[1] = expert_source(spec, parameter, 3, each);
+        out->part[0] = expert_source(spec, parameter, second ? 2 : 0, each);
+        out->part[1] = expert_source(spec, parameter, 1, each);
         return LOOM_OK;
     }
     LOOM_TRY(find_entry(spec, parameter, &found, &kind));
     bool gpt2 = is_gpt2(spec);
+    const char *module = gpt2 ? found->gpt2 : found->llama;
+    if (strcmp(found->megatron, "mlp.router") == 0 && !is_mixtral(spec))
+        module = "mlp.gate";
+    /* Megatron-Core has the gate as a parameter of the shared experts themselves, not as a layer. */
+    if (strcmp(kind, "gate_weight") == 0)
+        kind = "weight";
     int64_t rows = parameter->shape[0], cols = parameter->shape[1];
     out->made_of = gpt2 && found->made_of == GATE_UP ? WHOLE : found->made_of;
     out->fused = gpt2 && found->made_of == QKV;
     if (out->made_of == WHOLE || out->fused) {
         out->count = 1;
-        out->part[0] = source_make(spec, parameter, gpt2 ? found->gpt2 : found->llama, kind, rows, cols);
+        out->part[0] = source_make(spec, parameter, module, kind, rows, cols);
         return LOOM_OK;
     }
-    static const char *const qkv[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
-    static const char *const gate_up[] = {"mlp.gate_proj", "mlp.up_proj"};
+    static const char *const qkv[] = {"q_proj", "k_proj", "v_proj"}, *const gate_up[] = {"gate_proj", "up_proj"};
     int64_t d = config->kv_channels;
     int64_t qkv_rows[] = {config->num_attention_heads * d, config->num_query_groups * d, config->num_query_groups * d};
     out->count = out->made_of == QKV ? 3 : 2;
-    for (int i = 0; i < out->count; i++)
-        out->part[i] = out->made_of == QKV ? source_make(spec, parameter, qkv[i], kind, qkv_rows[i], cols)
-                                           : source_make(spec, parameter, gate_up[i], kind, rows / 2, cols);
+    for (int i = 0; i < out->count; i++) {
+        char name[LOOM__HF_NAME_MAX];
+        snprintf(name, sizeof name, "%s%s", module, out->made_of == QKV ? qkv[i] : gate_up[i]);
+        out->part[i] = source_make(spec, parameter, name, kind, out->made_of == QKV ? qkv_rows[i] : rows / 2, cols);
+    }
     return LOOM_OK;
 }
 

@@ -249,6 +249,13 @@ static const char *const mixtral_members[] = {"num_experts_per_tok", "num_local_
     "router_aux_loss_coef", "router_jitter_noise", "sliding_window"};
 static const char *const llama_members[] = {"mlp_bias"};
 static const char *const qwen_members[] = {"layer_types", "max_window_layers", "sliding_window", "use_sliding_window"};
+static const char *const qwen2_moe_members[] = {"decoder_sparse_step", "layer_types", "max_window_layers",
+    "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok",
+    "num_local_experts", "output_router_logits", "qkv_bias", "router_aux_loss_coef", "shared_expert_intermediate_size",
+    "sliding_window", "use_sliding_window"};
+static const char *const qwen3_moe_members[] = {"decoder_sparse_step", "layer_types", "max_window_layers",
+    "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok",
+    "num_local_experts", "output_router_logits", "router_aux_loss_coef", "sliding_window", "use_sliding_window"};
 static const char *const gemma_members[] = {"hidden_activation"};
 
 static const family families[] = {
@@ -257,6 +264,8 @@ static const family families[] = {
     {LOOM__MIXTRAL, mixtral_members, COUNT(mixtral_members), 32, 4096, 14336, 32, 8, 0, 131072, 32000, false},
     {LOOM__QWEN2, qwen_members, COUNT(qwen_members), 32, 4096, 22016, 32, 32, 0, 32768, 151936, false},
     {LOOM__QWEN3, qwen_members, COUNT(qwen_members), 32, 4096, 22016, 32, 32, 128, 32768, 151936, false},
+    {LOOM__QWEN2_MOE, qwen2_moe_members, COUNT(qwen2_moe_members), 24, 2048, 5632, 16, 16, 0, 32768, 151936, false},
+    {LOOM__QWEN3_MOE, qwen3_moe_members, COUNT(qwen3_moe_members), 24, 2048, 6144, 32, 4, 0, 32768, 151936, false},
     {LOOM__GEMMA, gemma_members, COUNT(gemma_members), 28, 3072, 24576, 16, 16, 256, 8192, 256000, true},
 };
 
@@ -265,16 +274,22 @@ static int64_t get_derived_size(const reader *from, const char *key, int64_t oth
     return json_is_null(json_object_get(from->object, key)) ? 0 : get_size(from, key, otherwise);
 }
 
-/* attention_bias is of q, k, v and the output projection; Qwen 2 always has one of q, k and v alone. */
+/* attention_bias is of q, k, v and the output projection; Qwen 2 always has one of q, k and v alone, its model with
+ * experts where qkv_bias says so. */
 static void read_biases(const reader *from, loom_model_config *model, loom__architecture architecture) {
     bool qwen2 = architecture == LOOM__QWEN2, llama = architecture == LOOM__LLAMA;
+    bool whole = llama || architecture == LOOM__QWEN3_MOE;
     bool attention_bias = get_bool(from, "attention_bias", qwen2);
-    model->add_qkv_bias = attention_bias;
-    model->add_proj_bias = llama && attention_bias;
+    model->add_qkv_bias = architecture == LOOM__QWEN2_MOE ? get_bool(from, "qkv_bias", true) : attention_bias;
+    model->add_proj_bias = whole && attention_bias;
     model->add_mlp_bias = llama && get_bool(from, "mlp_bias", false);
     model->add_bias_linear = model->add_proj_bias && model->add_mlp_bias;
-    if (!llama && attention_bias != qwen2)
+    if (!whole && attention_bias != qwen2)
         not_built(from, "attention_bias", attention_bias ? "true" : "false");
+}
+
+static bool is_qwen_moe(loom__architecture architecture) {
+    return architecture == LOOM__QWEN2_MOE || architecture == LOOM__QWEN3_MOE;
 }
 
 /* Every layer of Mistral has its window (4096 where the file does not say); Qwen has one in some layers alone. */
@@ -282,7 +297,7 @@ static void read_window(const reader *from, loom_model_config *model, loom__arch
     model->window_size = architecture == LOOM__MISTRAL   ? get_derived_size(from, "sliding_window", 4096)
                          : architecture == LOOM__MIXTRAL ? get_derived_size(from, "sliding_window", 0)
                                                          : 0;
-    if (architecture != LOOM__QWEN2 && architecture != LOOM__QWEN3)
+    if (architecture != LOOM__QWEN2 && architecture != LOOM__QWEN3 && !is_qwen_moe(architecture))
         return;
     if (get_bool(from, "use_sliding_window", false))
         not_built(from, "use_sliding_window", "true");
@@ -299,16 +314,60 @@ static void read_window(const reader *from, loom_model_config *model, loom__arch
 }
 
 /* The file's balance loss counts where its model is asked for the router's logits. */
+static void read_balance(const reader *from, loom_moe_config *moe) {
+    if (get_bool(from, "output_router_logits", false))
+        moe->moe_aux_loss_coeff[0] = get_number(from, "router_aux_loss_coef", 0.001);
+}
+
 static void read_experts(const reader *from, loom_model_config *model) {
     loom_moe_config *moe = &model->moe;
     moe->num_moe_experts = get_size(from, "num_local_experts", 8);
     moe->moe_router_topk = get_size(from, "num_experts_per_tok", 2);
     moe->moe_ffn_hidden_size = model->ffn_hidden_size;
-    moe->moe_layer_freq = 1;
-    if (get_bool(from, "output_router_logits", false))
-        moe->moe_aux_loss_coeff[0] = get_number(from, "router_aux_loss_coef", 0.001);
+    read_balance(from, moe);
     if (get_number(from, "router_jitter_noise", 0) != 0)
         not_built(from, "router_jitter_noise", "other than 0");
+}
+
+/* Layers with a number in mlp_only_layers have no experts, nor have those whose number, counted from 1, is no multiple
+ * of decoder_sparse_step. */
+static void read_sparse_layers(const reader *from, const loom_model_config *model, loom_moe_layer_freq *freq) {
+    const json_t *dense = member(from, "mlp_only_layers"), *number;
+    int64_t step = get_size(from, "decoder_sparse_step", 1), layers = model->num_layers;
+    size_t index;
+    *freq = (loom_moe_layer_freq){.every = 1};
+    if (dense && !json_is_array(dense))
+        wrong_type(from, "mlp_only_layers", dense, "a list");
+    if (step == 1 && (!json_is_array(dense) || json_array_size(dense) == 0))
+        return;
+    if (layers > LOOM_MOE_LAYERS_MAX) {
+        not_built(from, step > 1 ? "decoder_sparse_step" : "mlp_only_layers", "with more than 512 layers");
+        return;
+    }
+    *freq = (loom_moe_layer_freq){.length = layers};
+    for (int64_t i = step - 1; i < layers; i += step)
+        freq->list[i] = 1;
+    json_array_foreach((json_t *)(uintptr_t)dense, index, number) {
+        if (!json_is_integer(number))
+            wrong_type(from, "mlp_only_layers", number, "numbers of layers");
+        else if (json_integer_value(number) >= 0 && json_integer_value(number) < layers)
+            freq->list[json_integer_value(number)] = 0;
+    }
+}
+
+/* norm_topk_prob false: the weights of the chosen are those of a softmax over all experts; true: over the chosen. The
+ * balance loss is of all experts' scores either way, as in Megatron-Core. */
+static void read_qwen_experts(const reader *from, loom_model_config *model, bool shared) {
+    loom_moe_config *moe = &model->moe;
+    moe->num_moe_experts = get_size(from, "num_experts", get_size(from, "num_local_experts", shared ? 60 : 128));
+    moe->moe_router_topk = get_size(from, "num_experts_per_tok", shared ? 4 : 8);
+    moe->moe_ffn_hidden_size = get_size(from, "moe_intermediate_size", shared ? 1408 : 768);
+    moe->moe_router_pre_softmax = !get_bool(from, "norm_topk_prob", false);
+    moe->moe_shared_expert_gate = shared;
+    if (shared)
+        moe->moe_shared_expert_intermediate_size = get_size(from, "shared_expert_intermediate_size", 5632);
+    read_sparse_layers(from, model, &moe->moe_layer_freq);
+    read_balance(from, moe);
 }
 
 /* Gemma's gate is the tanh form: its first files said "gelu" and meant that one (transformers reads hidden_activation,
@@ -321,7 +380,7 @@ static loom_activation gemma_activation(const reader *from) {
 }
 
 static void read_family(const reader *from, const family *kin, loom_model_config *model) {
-    const char *members[COUNT(kin_members) + COUNT(mixtral_members)];
+    const char *members[COUNT(kin_members) + COUNT(qwen2_moe_members)];
     memcpy(members, kin_members, sizeof kin_members);
     memcpy(members + COUNT(kin_members), kin->members, kin->member_count * sizeof *kin->members);
     refuse_unknown(from, members, COUNT(kin_members) + kin->member_count);
@@ -339,12 +398,14 @@ static void read_family(const reader *from, const family *kin, loom_model_config
     model->layernorm_epsilon = get_number(from, "rms_norm_eps", 1e-6);
     model->layernorm_zero_centered_gamma = gemma;
     model->scale_embeddings = gemma;
-    model->qk_layernorm = kin->architecture == LOOM__QWEN3;
+    model->qk_layernorm = kin->architecture == LOOM__QWEN3 || kin->architecture == LOOM__QWEN3_MOE;
     model->activation = gemma ? gemma_activation(from) : get_activation(from, "hidden_act", "silu", true);
     read_biases(from, model, kin->architecture);
     read_window(from, model, kin->architecture);
     if (kin->architecture == LOOM__MIXTRAL)
         read_experts(from, model);
+    if (is_qwen_moe(kin->architecture))
+        read_qwen_experts(from, model, kin->architecture == LOOM__QWEN2_MOE);
     model->share_embeddings_and_output_weights = get_bool(from, "tie_word_embeddings", kin->tied);
     model->init_method_std = get_number(from, "initializer_range", 0.02);
     model->attention_dropout = get_number(from, "attention_dropout", 0.0);
@@ -354,7 +415,10 @@ static void read_family(const reader *from, const family *kin, loom_model_config
 
 /* What the file decides although most of them say nothing about it. */
 static void clear_kin_fields(loom_model_config *model) {
-    model->moe.num_moe_experts = 0;
+    loom_moe_config *moe = &model->moe;
+    moe->num_moe_experts = moe->moe_ffn_hidden_size = moe->moe_shared_expert_intermediate_size = 0;
+    moe->moe_shared_expert_gate = moe->moe_router_pre_softmax = false;
+    moe->moe_layer_freq = (loom_moe_layer_freq){.every = 1};
     model->layernorm_zero_centered_gamma = model->qk_layernorm = model->scale_embeddings = false;
     model->rope_scaling = LOOM_ROPE_SCALING_NONE;
     model->rope_scaling_factor = 8;

@@ -15,6 +15,10 @@ typedef enum member_kind {
     MEMBER_FLAG,
     MEMBER_ATTENTION_BIAS, /* of q, k, v and the output projection together */
     MEMBER_MLP_BIAS,
+    MEMBER_QKV_BIAS,
+    MEMBER_NORM_TOPK,   /* of the chosen experts' weights: where the softmax is not over all */
+    MEMBER_EVERY_LAYER, /* 1: which layers have experts is said by the next */
+    MEMBER_DENSE_LAYERS,
     MEMBER_FALSE, /* whatever the configuration: the family can do more than we */
     MEMBER_ACTIVATION,
     MEMBER_ROPE
@@ -76,6 +80,7 @@ static const member mistral_members[] = {
 
 static const member mixtral_members[] = {
     {"head_dim", MEMBER_SIZE, AT(kv_channels)},
+    {"intermediate_size", MEMBER_SIZE, AT(moe.moe_ffn_hidden_size)}, /* of an expert: there is nothing else */
     {"num_experts_per_tok", MEMBER_SIZE, AT(moe.moe_router_topk)},
     {"num_local_experts", MEMBER_SIZE, AT(moe.num_moe_experts)},
     {"router_aux_loss_coef", MEMBER_NUMBER, AT(moe.moe_aux_loss_coeff)},
@@ -90,6 +95,33 @@ static const member qwen2_members[] = {
 static const member qwen3_members[] = {
     {"attention_bias", MEMBER_FALSE, 0},
     {"head_dim", MEMBER_SIZE, AT(kv_channels)},
+    {"use_sliding_window", MEMBER_FALSE, 0},
+};
+
+static const member qwen2_moe_members[] = {
+    {"decoder_sparse_step", MEMBER_EVERY_LAYER, 0},
+    {"head_dim", MEMBER_SIZE, AT(kv_channels)},
+    {"mlp_only_layers", MEMBER_DENSE_LAYERS, 0},
+    {"moe_intermediate_size", MEMBER_SIZE, AT(moe.moe_ffn_hidden_size)},
+    {"norm_topk_prob", MEMBER_NORM_TOPK, AT(moe.moe_router_pre_softmax)},
+    {"num_experts", MEMBER_SIZE, AT(moe.num_moe_experts)},
+    {"num_experts_per_tok", MEMBER_SIZE, AT(moe.moe_router_topk)},
+    {"qkv_bias", MEMBER_QKV_BIAS, 0},
+    {"router_aux_loss_coef", MEMBER_NUMBER, AT(moe.moe_aux_loss_coeff)},
+    {"shared_expert_intermediate_size", MEMBER_SIZE, AT(moe.moe_shared_expert_intermediate_size)},
+    {"use_sliding_window", MEMBER_FALSE, 0},
+};
+
+static const member qwen3_moe_members[] = {
+    {"attention_bias", MEMBER_ATTENTION_BIAS, 0},
+    {"decoder_sparse_step", MEMBER_EVERY_LAYER, 0},
+    {"head_dim", MEMBER_SIZE, AT(kv_channels)},
+    {"mlp_only_layers", MEMBER_DENSE_LAYERS, 0},
+    {"moe_intermediate_size", MEMBER_SIZE, AT(moe.moe_ffn_hidden_size)},
+    {"norm_topk_prob", MEMBER_NORM_TOPK, AT(moe.moe_router_pre_softmax)},
+    {"num_experts", MEMBER_SIZE, AT(moe.num_moe_experts)},
+    {"num_experts_per_tok", MEMBER_SIZE, AT(moe.moe_router_topk)},
+    {"router_aux_loss_coef", MEMBER_NUMBER, AT(moe.moe_aux_loss_coeff)},
     {"use_sliding_window", MEMBER_FALSE, 0},
 };
 
@@ -118,6 +150,8 @@ static const family families[] = {
     {"mixtral", "MixtralForCausalLM", {LIST(kin_members), LIST(mixtral_members)}},
     {"qwen2", "Qwen2ForCausalLM", {LIST(kin_members), LIST(qwen2_members)}},
     {"qwen3", "Qwen3ForCausalLM", {LIST(kin_members), LIST(qwen3_members)}},
+    {"qwen2_moe", "Qwen2MoeForCausalLM", {LIST(kin_members), LIST(qwen2_moe_members)}},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", {LIST(kin_members), LIST(qwen3_moe_members)}},
     {"gemma", "GemmaForCausalLM", {LIST(kin_members), LIST(gemma_members)}},
 };
 #undef LIST
@@ -165,6 +199,17 @@ static json_t *rope_parameters(const loom_model_config *config, double base) {
     }
 }
 
+/* The numbers of layers without experts. */
+static json_t *dense_layers(const loom_model_config *config) {
+    json_t *list = json_array();
+    for (int64_t i = 0; list && i < config->num_layers; i++)
+        if (!loom__layer_has_experts(config, i) && json_array_append_new(list, json_integer(i)) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    return list;
+}
+
 static json_t *member_value(const member *from, const loom_model_config *config) {
     const char *at = (const char *)config + from->offset;
     switch (from->kind) {
@@ -180,6 +225,14 @@ static json_t *member_value(const member *from, const loom_model_config *config)
         return json_boolean(*(const bool *)(const void *)at);
     case MEMBER_ATTENTION_BIAS:
         return json_boolean(loom__model_biases(config).proj);
+    case MEMBER_QKV_BIAS:
+        return json_boolean(loom__model_biases(config).qkv);
+    case MEMBER_NORM_TOPK:
+        return json_boolean(!*(const bool *)(const void *)at);
+    case MEMBER_EVERY_LAYER:
+        return json_integer(1);
+    case MEMBER_DENSE_LAYERS:
+        return dense_layers(config);
     case MEMBER_MLP_BIAS:
         return json_boolean(loom__model_biases(config).mlp);
     case MEMBER_ACTIVATION:

@@ -119,6 +119,8 @@ static void add_experts(list *to) {
         for (int64_t i = first; i < to->spec->count; i++)
             to->spec->parameters[i].expert = e;
     }
+    if (moe->moe_shared_expert_gate)
+        add(to, "mlp.shared_experts.gate_weight", 2, 1, to->spec->config.hidden_size)->sequence_partial = true;
     if (moe->moe_shared_expert_intermediate_size > 0)
         add_mlp(to, "mlp.shared_experts", moe->moe_shared_expert_intermediate_size);
 }

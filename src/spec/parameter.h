@@ -78,12 +78,19 @@ bool loom__context_type_is(const loom_model_config *config, const char *type);
 
 /* Whether the layer has experts in place of an MLP. */
 bool loom__layer_has_experts(const loom_model_config *config, int64_t layer);
+/* Whether layers count as not alike: with a list, or where `every` is more than 1, as Megatron-Core has it. */
+bool loom__layers_differ(const loom_model_config *config);
+/* Megatron's text of a list: "[1, 0, 1]", "([0]*2+[1]*6)*4". False where it is no such text, or has more layers than a
+ * list may have. */
+bool loom__moe_layer_freq_parse(const char *text, loom_moe_layer_freq *freq);
+/* Fills in `every` and checks a list against the number of layers. */
+struct loom__faults;
+void loom__moe_layer_freq_complete(loom_moe_layer_freq *freq, int64_t num_layers, struct loom__faults *faults);
 /* How their router chooses. */
 loom__router loom__model_router(const loom_model_config *config);
 /* The coefficient of that type of balance loss; 0 where the configuration has not chosen it. */
 double loom__balance_coefficient(const loom_moe_config *moe, const char *type);
 /* Fills in and checks the fields of experts; every fault is added to `faults`. */
-struct loom__faults;
 void loom__model_config_complete_experts(
     loom_model_config *config, int64_t tp, bool sequence_parallel, struct loom__faults *faults);
 /* Whether ep ranks can share the experts, and etp ranks each of them. */

@@ -230,6 +230,9 @@ static loom_status walk(loom_rank *rank, void *argument) {
                 golden_layout staged = {.tp = tp, .dp = world / tp / 2, .pp = 2, .sp = sp, .micro = 1};
                 if (world / tp % 2 == 0)
                     LOOM_TRY(run_layout(suite, rank, &suite->cases[i], &staged));
+                golden_layout sharing = {.tp = tp, .dp = world / tp, .sp = sp, .micro = 1, .ep = 2};
+                if (suite->cases[i].config.moe.num_moe_experts > 0 && world / tp % 2 == 0)
+                    LOOM_TRY(run_layout(suite, rank, &suite->cases[i], &sharing));
             }
     return LOOM_OK;
 }

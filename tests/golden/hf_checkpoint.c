@@ -90,8 +90,8 @@ static loom_status save(const passage *p, loom_loaded_model *model) {
 static loom_status import_rank(loom_rank *rank, void *argument) {
     const passage *p = argument;
     bool experts = p->of->config.moe.num_moe_experts > 0;
-    const char *overrides[] = {
-        divides(p->of, 2) ? "strategy.tensor_model_parallel_size=2" : "strategy.tensor_model_parallel_size=1",
+    const char *overrides[] = {divides(p->of, 2) && !experts ? "strategy.tensor_model_parallel_size=2"
+                                                             : "strategy.tensor_model_parallel_size=1",
         experts ? "strategy.expert_model_parallel_size=2" : "strategy.expert_model_parallel_size=1"};
     char source[GOLDEN_PATH + 8];
     loom_loaded_model model = {0};

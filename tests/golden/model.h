@@ -85,7 +85,8 @@ static inline double golden_at(const json_t *object, const char *key, int64_t in
 static inline bool golden_must_run(const char *name) {
     static const char *const built[] = {"gemma", "gpt2", "gpt2_tiny4", "llama", "llama3_rope", "llama_attention_bias",
         "llama_bf16", "llama_gqa_tied", "llama_gqa_untied", "llama_mlp_bias", "llama_sharded", "llama_tiny4",
-        "mistral_swa", "qwen2", "qwen3"};
+        "mistral_swa", "mixtral", "qwen2", "qwen2_moe", "qwen2_moe_dense_layers", "qwen3", "qwen3_moe",
+        "qwen3_moe_dense_layers"};
     bool found = false;
     for (size_t i = 0; i < sizeof built / sizeof *built; i++)
         found = found || strcmp(name, built[i]) == 0;

@@ -18,9 +18,39 @@ static void experts_are_shared_out_in_any_way(void **state) {
         {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .schedule = "zero-bubble"},
         {.ranks = 2, .experts = 4, .ep = 2, .freq = 2}, {.ranks = 2, .experts = 4, .ep = 2, .shared_width = 16},
         {.tp = 2, .sp = true, .experts = 4, .shared_width = 16, .freq = 3},
+        {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .layers = "0111"},
+        {.ranks = 4,
+            .tp = 2,
+            .sp = true,
+            .experts = 4,
+            .ep = 2,
+            .layers = "0010",
+            .shared_width = 16,
+            .shared_gate = true},
+        {.ranks = 4,
+            .pp = 2,
+            .tp = 2,
+            .sp = true,
+            .experts = 4,
+            .shared_width = 16,
+            .shared_gate = true,
+            .schedule = "zero-bubble"},
+        {.cp = 2, .experts = 4, .ep = 2, .shared_width = 16, .shared_gate = true, .precision = "bf16-mixed"},
         {.ranks = 2, .experts = 4, .ep = 2, .selective = true, .dropout = 0.1},
         {.ranks = 2, .experts = 4, .ep = 2, .precision = "bf16-mixed"},
         {.tp = 2, .sp = true, .experts = 4, .precision = "16-mixed"}};
+    ALL_EQUAL_ONE_RANK(cases);
+}
+
+static void every_expert_is_cut_over_tensor_and_expert_ranks(void **state) {
+    (void)state;
+    const shared_case cases[] = {{.ranks = 2, .experts = 3, .ep = 2, .extended = true},
+        {.ranks = 4, .experts = 3, .ep = 4, .extended = true},
+        {.ranks = 4, .tp = 2, .sp = true, .experts = 3, .ep = 2, .extended = true, .coefficient = 1},
+        {.ranks = 4, .tp = 2, .sp = true, .experts = 4, .ep = 2, .extended = true, .sharded = true},
+        {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .extended = true, .layers = "0111"},
+        {.ranks = 4, .cp = 2, .experts = 4, .ep = 4, .extended = true, .starved = true},
+        {.ranks = 2, .experts = 4, .ep = 2, .extended = true, .capacity = 1, .precision = "bf16-mixed"}};
     ALL_EQUAL_ONE_RANK(cases);
 }
 
@@ -166,6 +196,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest on_mpi[] = {cmocka_unit_test(the_same_holds_on_mpi_ranks)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_are_shared_out_in_any_way),
+        cmocka_unit_test(every_expert_is_cut_over_tensor_and_expert_ranks),
         cmocka_unit_test(an_expert_and_a_rank_without_rows_go_along),
         cmocka_unit_test(experts_made_again_compute_the_same_in_less_memory),
         cmocka_unit_test(stages_without_experts_go_along),

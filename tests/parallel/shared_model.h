@@ -21,6 +21,8 @@ typedef struct shared_case {
     double dropout;
     /* Of experts: 0 of them = a dense model. ep ranks share them, etp ranks share each (0 = tp). */
     int experts, topk, ep, etp, freq, shared_width;
+    const char *layers; /* "0110": which have experts */
+    bool shared_gate, extended;
     const char *dispatcher, *balance, *score, *schedule;
     const char *balances[LOOM_MOE_BALANCES]; /* several at once, in place of balance and coefficient */
     double coefficients[LOOM_MOE_BALANCES];
@@ -76,8 +78,11 @@ static inline void set_experts(const shared_case *c, loom_model_config *config) 
     moe->num_moe_experts = c->experts;
     moe->moe_router_topk = c->topk ? c->topk : 2;
     moe->moe_ffn_hidden_size = 24;
-    moe->moe_layer_freq = c->freq ? c->freq : 1;
+    moe->moe_layer_freq.every = c->freq ? c->freq : 1;
+    for (const char *layer = c->layers; layer && *layer; layer++)
+        moe->moe_layer_freq.list[moe->moe_layer_freq.length++] = *layer == '1';
     moe->moe_shared_expert_intermediate_size = c->shared_width;
+    moe->moe_shared_expert_gate = c->shared_gate;
     if (c->dispatcher)
         moe->moe_token_dispatcher_type = c->dispatcher;
     if (c->balance)
@@ -155,6 +160,7 @@ static inline loom_status set_up(
     strategy.virtual_pipeline_model_parallel_size = c->vpp;
     strategy.expert_model_parallel_size = c->ep ? c->ep : 1;
     strategy.expert_tensor_parallel_size = c->etp;
+    strategy.moe_extended_tp = c->extended;
     if (c->schedule)
         strategy.schedule = c->schedule;
     strategy.ddp_config.overlap_grad_reduce = strategy.ddp_config.use_distributed_optimizer = c->sharded;

@@ -59,7 +59,7 @@ static loom_model_config config_of(const model *of) {
         .init_method_std = 0.02,
         .moe = {.num_moe_experts = of->every ? 4 : 0,
             .moe_ffn_hidden_size = 20,
-            .moe_layer_freq = of->every,
+            .moe_layer_freq.every = of->every,
             .moe_shared_expert_intermediate_size = of->every > 1 ? 16 : 0}};
 }
 

@@ -346,8 +346,6 @@ TEST(a_thousand_faults_end_in_a_short_message) {
 
 TEST(what_is_not_built_is_refused_by_name) {
     (void)state;
-    expect_file("strategy:\n  moe_extended_tp: true\n", LOOM_ERR_UNSUPPORTED,
-        "run.yaml:2:20: not supported yet: strategy.moe_extended_tp=true (mixture of experts); only false works");
     expect_file("precision: {precision: bf16-mixed, fp8: hybrid, fp4: e2m1}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:54: not supported yet: precision.fp4=e2m1 (fp4); only null works\n"
         "run.yaml:1:41: not supported yet: precision.fp8=hybrid (fp8); only null works");
@@ -356,7 +354,7 @@ TEST(what_is_not_built_is_refused_by_name) {
         "false works");
     expect_file("model: {architecture: t5}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:23: not supported yet: model.architecture=t5 (the architecture); what works: gpt2, llama, "
-        "mistral, mixtral, qwen2, qwen3, gemma");
+        "mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma");
     expect_file("checkpoint: {save_ckpt_format: zarr}\n", LOOM_ERR_UNSUPPORTED,
         "run.yaml:1:32: not supported yet: checkpoint.save_ckpt_format=zarr (an outdated form, which Megatron-Core has "
         "given up); what works: torch_dist");
@@ -439,8 +437,8 @@ TEST(override_faults_are_named) {
     expect_override("seed.x=3", LOOM_ERR_CONFIG, "override: seed.x: unknown field; seed is a value, not a section");
     expect_override("data.path=[1, a", LOOM_ERR_CONFIG,
         "override data.path:2:1: did not find expected ',' or ']', while parsing a flow sequence");
-    expect_override("strategy.moe_extended_tp=true", LOOM_ERR_UNSUPPORTED,
-        "override: not supported yet: strategy.moe_extended_tp=true (mixture of experts); only false works");
+    expect_override("strategy.nccl_communicator_config_path=a", LOOM_ERR_UNSUPPORTED,
+        "override: not supported yet: strategy.nccl_communicator_config_path=a (NCCL); only null works");
 }
 
 TEST(a_missing_file_is_named) {

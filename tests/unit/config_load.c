@@ -462,7 +462,7 @@ TEST(an_architecture_that_is_not_built_is_named_once) {
     assert_int_equal(loom_run_config_check(config, 1), LOOM_ERR_UNSUPPORTED);
     assert_string_equal(loom_error_message(),
         "not supported yet: model.architecture=t5 (the architecture); what works: gpt2, llama, mistral, "
-        "mixtral, qwen2, qwen3, gemma");
+        "mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, gemma");
     loom_run_config_destroy(config);
 }
 

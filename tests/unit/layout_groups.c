@@ -216,6 +216,35 @@ static void absent_sizes_are_filled_in(void **state) {
     assert_string_equal(layout.sizes.order, "tp-dp-cp-ep-pp");
 }
 
+static void extended_experts_are_cut_over_tensor_and_expert_ranks(void **state) {
+    (void)state;
+    loom_parallel_sizes sizes = loom_parallel_sizes_default(16);
+    sizes.tensor = 2;
+    sizes.expert = 4;
+    sizes.moe_extended_tp = true;
+    loom_layout layout = layout_of(sizes);
+    assert_int_equal(layout.sizes.expert_tensor, 8);
+    assert_int_equal(layout.sizes.expert, 1);
+    assert_int_equal(layout.expert_data, 2);
+    /* A layout of what a layout says is the same. */
+    loom_layout again = layout_of(layout.sizes);
+    assert_int_equal(again.sizes.expert_tensor, 8);
+    int64_t index, place;
+    assert_true(loom_layout_group_of(&layout, LOOM_GROUP_ETP, 13, &index, &place));
+    assert_int_equal(index, 1);
+    assert_int_equal(place, 5);
+    assert_true(loom_layout_group_of(&layout, LOOM_GROUP_TP, 13, &index, &place));
+    assert_int_equal(place, 1);
+    sizes.expert_tensor = 4;
+    assert_int_equal(loom_layout_init(&sizes, &layout), LOOM_ERR_CONFIG);
+    assert_string_equal(loom_error_message(),
+        "expert_tensor_parallel_size: found 4 with moe_extended_tp, which cuts experts over tensor x expert ranks; "
+        "expected null");
+    sizes.expert_tensor = 0;
+    sizes.expert = (int64_t)1 << 62;
+    assert_int_equal(loom_layout_init(&sizes, &layout), LOOM_ERR_CONFIG);
+}
+
 static void a_million_ranks_find_themselves_in_every_kind(void **state) {
     (void)state;
     loom_parallel_sizes sizes = loom_parallel_sizes_default((int64_t)1 << 20);
@@ -275,6 +304,7 @@ int main(void) {
         cmocka_unit_test(questions_out_of_range_are_answered_by_nothing),
         cmocka_unit_test(kind_names_go_there_and_back),
         cmocka_unit_test(absent_sizes_are_filled_in),
+        cmocka_unit_test(extended_experts_are_cut_over_tensor_and_expert_ranks),
         cmocka_unit_test(a_million_ranks_find_themselves_in_every_kind),
         cmocka_unit_test(uneven_ranges_are_consecutive_and_differ_by_one),
     };

@@ -21,6 +21,8 @@ static loom_status read_config(const char *text, loom_model_config *model) {
 #define KIN(type, more)                                                                                                \
     "{\"model_type\": \"" type "\", \"num_hidden_layers\": 2, \"hidden_size\": 24, \"intermediate_size\": 20,"         \
     "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 8, \"vocab_size\": 19" more "}"
+#define SPARSE ", \"num_experts\": 4, \"moe_intermediate_size\": 6, \"num_experts_per_tok\": 3"
+#define SHARED SPARSE ", \"shared_expert_intermediate_size\": 10"
 #define LLAMA(more) KIN("llama", more)
 #define GPT2(more)                                                                                                     \
     "{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_embd\": 24, \"n_head\": 4, \"n_positions\": 16, \"vocab_size\": "  \
@@ -97,7 +99,8 @@ static void refused(const char *text, loom_status status, const char *message) {
 TEST(what_would_change_the_numbers_is_refused_by_name) {
     (void)state;
     refused("{\"model_type\": \"t5\"}", LOOM_ERR_UNSUPPORTED,
-        "config.json: not supported yet: model_type \"t5\"; gpt2, llama, mistral, mixtral, qwen2, qwen3 and gemma are");
+        "config.json: not supported yet: model_type \"t5\"; gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, "
+        "qwen3_moe and gemma are");
     refused(LLAMA(", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0, \"attention_factor\": 3}"),
         LOOM_ERR_UNSUPPORTED,
         "config.json: not supported yet: attention_factor (an option that may change the numbers)");
@@ -196,6 +199,53 @@ TEST(the_kin_of_llama_are_read) {
     assert_false(model.layernorm_zero_centered_gamma || model.scale_embeddings || model.qk_layernorm);
 }
 
+static void expect_layers(const char *text, const char *layers) {
+    loom_model_config model;
+    if (read_config(text, &model) || loom__model_config_complete(&model, 1, false))
+        fail_msg("%s", loom_error_message());
+    for (int64_t i = 0; i < model.num_layers; i++)
+        assert_int_equal(loom__layer_has_experts(&model, i), layers[i] == '1');
+}
+
+TEST(qwen_with_experts_is_read) {
+    (void)state;
+    loom_model_config model;
+    assert_int_equal(read_config(KIN("qwen2_moe", SHARED ", \"norm_topk_prob\": true, \"output_router_logits\": true, "
+                                                         "\"router_aux_loss_coef\": 0.25"),
+                         &model),
+        LOOM_OK);
+    assert_int_equal(model.ffn_hidden_size, 20);
+    assert_int_equal(model.moe.moe_ffn_hidden_size, 6);
+    assert_int_equal(model.moe.moe_shared_expert_intermediate_size, 10);
+    assert_true(model.moe.moe_shared_expert_gate && model.add_qkv_bias && !model.qk_layernorm);
+    assert_true(model.moe.moe_aux_loss_coeff[0] == 0.25 && !model.moe.moe_router_pre_softmax);
+    assert_int_equal(read_config(KIN("qwen2_moe", SHARED ", \"qkv_bias\": false"), &model), LOOM_OK);
+    assert_true(!model.add_qkv_bias && model.moe.moe_router_pre_softmax);
+    assert_true(model.moe.moe_aux_loss_coeff[0] == 0);
+    assert_int_equal(read_config("{\"model_type\": \"qwen3_moe\", \"num_local_experts\": 12}", &model), LOOM_OK);
+    assert_int_equal(model.moe.num_moe_experts, 12);
+    assert_int_equal(model.moe.moe_router_topk, 8);
+    assert_int_equal(model.moe.moe_shared_expert_intermediate_size, 0);
+    assert_true(model.qk_layernorm && !model.add_qkv_bias && !model.moe.moe_shared_expert_gate);
+}
+
+TEST(layers_without_experts_are_those_that_the_file_names) {
+    (void)state;
+#define LAYERS(type, more)                                                                                             \
+    "{\"model_type\": \"" type "\", \"num_hidden_layers\": 6, \"hidden_size\": 64, \"vocab_size\": 19" more "}"
+    expect_layers(LAYERS("qwen3_moe", ""), "111111");
+    expect_layers(LAYERS("qwen3_moe", ", \"decoder_sparse_step\": 2"), "010101");
+    expect_layers(LAYERS("qwen3_moe", ", \"decoder_sparse_step\": 4"), "000100");
+    expect_layers(LAYERS("qwen2_moe", ", \"mlp_only_layers\": [0, 4]"), "011101");
+    expect_layers(LAYERS("qwen2_moe", ", \"mlp_only_layers\": [1, 9], \"decoder_sparse_step\": 2"), "000101");
+    refused(LAYERS("qwen2_moe", ", \"mlp_only_layers\": [\"a\"]"), LOOM_ERR_FORMAT,
+        "config.json: mlp_only_layers: found a string, expected numbers of layers");
+    refused(LAYERS("qwen2_moe", ", \"mlp_only_layers\": 3"), LOOM_ERR_FORMAT,
+        "config.json: mlp_only_layers: found an integer, expected a list");
+    refused("{\"model_type\": \"qwen3_moe\", \"num_hidden_layers\": 600, \"decoder_sparse_step\": 2}",
+        LOOM_ERR_UNSUPPORTED, "config.json: not supported yet: decoder_sparse_step with more than 512 layers");
+}
+
 TEST(gemma_gates_with_the_tanh_form_whatever_its_old_files_say) {
     (void)state;
     loom_model_config model;
@@ -235,7 +285,7 @@ TEST(broken_files_are_named) {
 }
 
 /* Which Hugging Face elements were met, tensor by tensor. */
-enum { TENSORS_MAX = 64 };
+enum { TENSORS_MAX = 128 };
 typedef struct inventory {
     loom__hf_tensor tensor[TENSORS_MAX];
     int *met[TENSORS_MAX];
@@ -309,6 +359,10 @@ TEST(every_hugging_face_element_has_exactly_one_canonical_place) {
     expect_bijection(KIN("qwen2", ", \"tie_word_embeddings\": true"), 2 * 12 + 2);
     expect_bijection(KIN("qwen3", ""), 2 * 11 + 3);
     expect_bijection(KIN("gemma", ""), 2 * 9 + 2);
+    expect_bijection(KIN("mixtral", ", \"num_local_experts\": 4"), 2 * (7 + 4 * 3) + 3);
+    expect_bijection(KIN("qwen2_moe", SHARED), 2 * (10 + 4 + 4 * 3) + 3);
+    expect_bijection(KIN("qwen2_moe", SHARED ", \"mlp_only_layers\": [0]"), 13 - 1 + 10 + 4 + 4 * 3 + 3);
+    expect_bijection(KIN("qwen3_moe", SPARSE ", \"attention_bias\": true"), 2 * (13 + 4 * 3) + 3);
     expect_bijection(GPT2(""), 2 * 12 + 4);
     expect_bijection(GPT2(", \"tie_word_embeddings\": false, \"n_inner\": 20"), 2 * 12 + 5);
 }
@@ -406,8 +460,38 @@ static void set_mlp_biases(loom_model_config *model) {
     model->add_mlp_bias = true;
 }
 
+static void remove_gate(loom_model_config *model) {
+    model->moe.moe_shared_expert_gate = false;
+}
+
+static void share_an_expert(loom_model_config *model) {
+    model->moe.moe_shared_expert_intermediate_size = 8;
+}
+
+static void set_pre_softmax(loom_model_config *model) {
+    model->moe.moe_router_pre_softmax = true;
+}
+
+static void set_sigmoid(loom_model_config *model) {
+    model->moe.moe_router_score_function = "sigmoid";
+}
+
+static void set_sparse(loom_model_config *model) {
+    model->moe.moe_layer_freq.every = 2;
+}
+
+static void remove_experts(loom_model_config *model) {
+    model->moe = (loom_moe_config){0};
+}
+
 TEST(what_the_files_of_a_family_cannot_say_is_refused) {
     (void)state;
+    cannot_be_written(KIN("qwen2_moe", SHARED), remove_gate, "a qwen2_moe model with shared experts without a gate");
+    cannot_be_written(KIN("qwen2_moe", SHARED), remove_experts, "a qwen2_moe model with no experts");
+    cannot_be_written(KIN("qwen3_moe", SPARSE), share_an_expert, "a qwen3_moe model with shared experts");
+    cannot_be_written(KIN("mixtral", ""), set_pre_softmax, "a mixtral model with moe_router_pre_softmax true");
+    cannot_be_written(KIN("mixtral", ""), set_sparse, "a mixtral model with layers without experts");
+    cannot_be_written(KIN("mixtral", ""), set_sigmoid, "a moe_router_score_function that is not softmax");
     cannot_be_written(LLAMA(""), toggle_head_norms, "a llama model with qk_layernorm true");
     cannot_be_written(KIN("qwen3", ""), toggle_head_norms, "a qwen3 model with qk_layernorm false");
     cannot_be_written(KIN("qwen2", ""), toggle_qkv_bias, "a qwen2 model with no bias of qkv");
@@ -432,6 +516,8 @@ int main(void) {
         cmocka_unit_test(what_would_change_the_numbers_of_the_kin_is_refused_by_name),
         cmocka_unit_test(scalings_of_rotary_positions_are_read),
         cmocka_unit_test(the_kin_of_llama_are_read),
+        cmocka_unit_test(qwen_with_experts_is_read),
+        cmocka_unit_test(layers_without_experts_are_those_that_the_file_names),
         cmocka_unit_test(gemma_gates_with_the_tanh_form_whatever_its_old_files_say),
         cmocka_unit_test(options_that_switch_nothing_are_passed_over),
         cmocka_unit_test(broken_files_are_named),

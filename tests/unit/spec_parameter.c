@@ -361,7 +361,8 @@ TEST(other_architectures_are_not_supported_yet) {
     config.architecture = "t5";
     assert_int_equal(loom__model_config_complete(&config, 1, false), LOOM_ERR_UNSUPPORTED);
     assert_string_equal(loom_error_message(),
-        "not supported yet: architecture \"t5\"; gpt2, llama, mistral, mixtral, qwen2, qwen3 and gemma are");
+        "not supported yet: architecture \"t5\"; gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, "
+        "qwen3_moe and gemma are");
 }
 
 static int64_t count_stage(const loom_model_config *config, loom_stage stage, loom_model_description *found) {

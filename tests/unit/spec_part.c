@@ -105,7 +105,7 @@ static void biases_of_experts_stand_behind_the_parameters_of_their_stage(void **
     for (int tied = 0; tied < 2; tied++) {
         loom_model_config config = config_of(tied);
         config.add_bias_linear = false;
-        config.moe = (loom_moe_config){.num_moe_experts = 4, .moe_router_topk = 2, .moe_layer_freq = 2};
+        config.moe = (loom_moe_config){.num_moe_experts = 4, .moe_router_topk = 2, .moe_layer_freq.every = 2};
         loom__model_spec *plain = spec_of(&config);
         config.moe.moe_router_score_function = "sigmoid";
         config.moe.moe_router_enable_expert_bias = true;

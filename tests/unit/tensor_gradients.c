@@ -78,6 +78,11 @@ static loom_status run_add(
     return loom_add(tape, x[0], x[p->inputs - 1], output);
 }
 
+static loom_status run_gate(
+    loom_tape *tape, const problem *p, loom_tensor **x, loom_parameter *const *v, loom_tensor **output) {
+    return loom_sigmoid_gate(tape, x[0], v[0], x[p->inputs - 1], output);
+}
+
 /* kind: how many of a head's channels are rotated; negative: by positions of each row. */
 static loom_status run_rope(
     loom_tape *tape, const problem *p, loom_tensor **x, loom_parameter *const *v, loom_tensor **output) {
@@ -366,6 +371,8 @@ CLAIM(dropout_drops_the_same_elements_backwards, .inputs = 2, .shape = {3, 2, 6}
 CLAIM(dropout_alone_has_its_derivative, SMALL, .run = run_dropout, .probability = 0.3f)
 CLAIM(sums_have_their_derivative, .inputs = 2, .shape = {3, 2, 6}, .run = run_add)
 CLAIM(a_value_added_to_itself_gets_both_gradients, SMALL, .run = run_add)
+CLAIM(a_gate_has_its_derivative, .inputs = 2, .shape = {3, 2, 6}, .vectors = 1, .width = 6, .run = run_gate)
+CLAIM(a_value_that_gates_itself_gets_both_gradients, SMALL, .vectors = 1, .width = 6, .run = run_gate)
 CLAIM(rotation_has_its_derivative, .inputs = 1, .shape = {3, 2, FUSED}, .run = run_rope, .kind = D)
 CLAIM(partial_rotation_has_its_derivative, .inputs = 1, .shape = {3, 2, FUSED}, .run = run_rope, .kind = D / 2)
 CLAIM(rotation_by_given_positions_has_its_derivative, .inputs = 1, .shape = {3, 2, FUSED}, .run = run_rope, .kind = -D)
@@ -399,6 +406,8 @@ int main(void) {
         cmocka_unit_test(dropout_alone_has_its_derivative),
         cmocka_unit_test(sums_have_their_derivative),
         cmocka_unit_test(a_value_added_to_itself_gets_both_gradients),
+        cmocka_unit_test(a_gate_has_its_derivative),
+        cmocka_unit_test(a_value_that_gates_itself_gets_both_gradients),
         cmocka_unit_test(rotation_has_its_derivative),
         cmocka_unit_test(partial_rotation_has_its_derivative),
         cmocka_unit_test(rotation_by_given_positions_has_its_derivative),

@@ -105,6 +105,10 @@ static loom_status do_add(loom_tape *tape, const given *in, loom_tensor **y) {
     return loom_add(tape, in->x, in->other, y);
 }
 
+static loom_status do_gate(loom_tape *tape, const given *in, loom_tensor **y) {
+    return loom_sigmoid_gate(tape, in->x, in->parameters[0], in->other, y);
+}
+
 static loom_status do_scale(loom_tape *tape, const given *in, loom_tensor **y) {
     return loom_scale(tape, in->x, -1.25f, y);
 }
@@ -162,6 +166,7 @@ static const operation_case cases[] = {
     {"bias, dropout and residual", do_dropout, H, H, H},
     {"residual", do_residual, H, H, 1},
     {"add", do_add, H, H, 1},
+    {"gate", do_gate, H, H, H},
     {"scale", do_scale, H, H, 1},
     {"a value used twice", do_twice, H, H, 1},
     {"rotation", do_rope, QKV, QKV, 1},
