@@ -299,6 +299,14 @@ static void missing(loom__faults *faults, const char *path, const char *expected
     loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: missing, expected %s", path, expected);
 }
 
+static bool lacks_experts(const loom_model_config *model) {
+    static const char *const sparse[] = {"mixtral", "qwen2_moe", "qwen3_moe"};
+    for (size_t i = 0; model->architecture && i < sizeof sparse / sizeof *sparse; i++)
+        if (strcmp(model->architecture, sparse[i]) == 0)
+            return model->moe.num_moe_experts == 0;
+    return false;
+}
+
 /* Experts cut over tensor x expert ranks. */
 static void check_extended(
     const loom_model_config *model, const loom_megatron_strategy_config *strategy, loom__faults *faults) {
@@ -321,6 +329,28 @@ static void check_extended(
             moe->moe_ffn_hidden_size, tp, ep);
 }
 
+/* What context and expert parallelism ask of the model, which may have faults of its own: of what is missing or derived
+ * from it nothing is said. */
+static void check_model_ranks(const loom_run_config *config, loom_model_config *model, loom__faults *faults) {
+    const loom_megatron_strategy_config *strategy = &config->strategy;
+    int64_t tp = strategy->tensor_model_parallel_size, etp = strategy->expert_tensor_parallel_size;
+    bool sequence_parallel = strategy->sequence_parallel && tp > 1;
+    if (model->num_query_groups == 0)
+        model->num_query_groups = model->num_attention_heads;
+    if (model->moe.moe_ffn_hidden_size == 0)
+        model->moe.moe_ffn_hidden_size = model->ffn_hidden_size;
+    if (model->seq_length > 0)
+        loom__check_add_part(
+            faults, loom__model_config_check_context(model, tp, strategy->context_parallel_size, sequence_parallel));
+    if (lacks_experts(model))
+        return;
+    if (strategy->moe_extended_tp)
+        check_extended(model, strategy, faults);
+    else
+        loom__check_add_part(
+            faults, loom__model_config_check_expert_ranks(model, strategy->expert_model_parallel_size, etp ? etp : tp));
+}
+
 static void check_model(const loom_run_config *config, loom__faults *faults) {
     loom_model_config model = config->model.config;
     const loom_megatron_strategy_config *strategy = &config->strategy;
@@ -331,7 +361,7 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
         return;
     int64_t before = faults->count;
     if (!model.architecture)
-        missing(faults, "model.architecture", "gpt2 or llama (or model.hf)");
+        missing(faults, "model.architecture", "one of " LOOM__ARCHITECTURES_BUILT " (or model.hf)");
     if (model.num_layers == 0)
         missing(faults, "model.num_layers", "an integer >= 1 (or model.hf)");
     if (model.hidden_size == 0)
@@ -345,29 +375,19 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
             config->data.tokenizer && strcmp(config->data.tokenizer, "byte") != 0
                 ? "at least as many as data.tokenizer has tokens"
                 : "an integer >= 1");
-    static const char *const sparse[] = {"mixtral", "qwen2_moe", "qwen3_moe"};
-    for (size_t i = 0; i < sizeof sparse / sizeof *sparse; i++) {
+    if (lacks_experts(&model)) {
         char expected[96];
-        snprintf(expected, sizeof expected, "an integer >= 1 with model.architecture %s", sparse[i]);
-        if (model.architecture && strcmp(model.architecture, sparse[i]) == 0 && model.moe.num_moe_experts == 0)
-            missing(faults, "model.num_moe_experts", expected);
+        snprintf(expected, sizeof expected, "an integer >= 1 with model.architecture %s", model.architecture);
+        missing(faults, "model.num_moe_experts", expected);
     }
-    int64_t tp = strategy->tensor_model_parallel_size, etp = strategy->expert_tensor_parallel_size;
+    int64_t tp = strategy->tensor_model_parallel_size;
     bool sequence_parallel = strategy->sequence_parallel && tp > 1;
     if (faults->count == before)
         loom__check_add_part(faults, loom__model_config_complete(&model, tp, sequence_parallel));
     /* A model with parts that are not built is told of already, but not complete. */
     if (faults->count == before && faults->not_built)
         loom__check_add_part(faults, loom__model_config_complete_planned(&model, tp, sequence_parallel));
-    if (faults->count > before)
-        return;
-    loom__check_add_part(
-        faults, loom__model_config_check_context(&model, tp, strategy->context_parallel_size, sequence_parallel));
-    if (strategy->moe_extended_tp)
-        check_extended(&model, strategy, faults);
-    else
-        loom__check_add_part(faults,
-            loom__model_config_check_expert_ranks(&model, strategy->expert_model_parallel_size, etp ? etp : tp));
+    check_model_ranks(config, &model, faults);
 }
 
 loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *strategy, int64_t world_size) {

@@ -430,7 +430,9 @@ static void finish_fields(loader *load) {
     if (config->model.hf && config->model.from)
         loom__faults_add(
             &load->faults, LOOM_ERR_CONFIG, "model.from: the model is that of model.hf; leave one of the two out");
-    if (config->model.config.architecture && !config->model.hf && config->model.config.vocab_size == 0 &&
+    /* Which tokenizer another program's file means is not known. */
+    bool translated = load->plan && load->plan->translated > 0 && !config->data.tokenizer;
+    if (config->model.config.architecture && !config->model.hf && config->model.config.vocab_size == 0 && !translated &&
         (!config->data.tokenizer || strcmp(config->data.tokenizer, "byte") == 0))
         config->model.config.vocab_size = LOOM_BYTE_VOCABULARY;
 }
@@ -478,7 +480,8 @@ static loom_status read_file(const char *path, bool is_regular, size_t limit, ch
 static loom_status read_hf(loader *load) {
     loom_model_config *model = &load->owner->config.model.config;
     double hidden_dropout = model->hidden_dropout, attention_dropout = model->attention_dropout;
-    double balance = model->moe.moe_aux_loss_coeff;
+    double balance[LOOM_MOE_BALANCES];
+    memcpy(balance, model->moe.moe_aux_loss_coeff, sizeof balance);
     char *path = NULL, *text = NULL;
     size_t length = 0;
     if (!*load->owner->config.model.hf)
@@ -497,7 +500,7 @@ static loom_status read_hf(loader *load) {
     if (is_given(load, "model.attention_dropout"))
         model->attention_dropout = attention_dropout;
     if (is_given(load, "model.moe_aux_loss_coeff"))
-        model->moe.moe_aux_loss_coeff = balance;
+        memcpy(model->moe.moe_aux_loss_coeff, balance, sizeof balance);
     if (model->seq_length == 0)
         model->seq_length = model->max_position_embeddings;
     return LOOM_OK;
@@ -535,6 +538,10 @@ static loom_status read_from(loader *load) {
         bool taken = field->of_hf || (is_inherited(field->path) && !load->origins[i].given);
         if (taken && strcmp(field->path, "model.vocab_size") != 0)
             loom__field_copy(field, stored, config);
+        const char **text = taken && field->kind == LOOM__FIELD_STRING ? loom__field_at(field, config) : NULL;
+        const char *const *from = loom__field_at(field, stored);
+        if (text)
+            *text = *from ? own_string(load, *from) : NULL;
     }
     loom_status status = take_vocabulary(load, stored->model.config.vocab_size);
     loom_run_config_destroy(stored);
@@ -579,6 +586,15 @@ static loom_status check_plan(loader *load, const loom_plan_check *check) {
     return LOOM_OK;
 }
 
+static void add_known(const loom_plan_check *check, loom__faults *faults) {
+    const char *next;
+    for (const char *line = check && check->faults ? check->faults : ""; *line; line = next) {
+        size_t length = strcspn(line, "\n");
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "%.*s", (int)length, line);
+        next = line + length + (line[length] == '\n');
+    }
+}
+
 /* check NULL, and with it not_built: the run is not planned, and what is not built is a fault. */
 static loom_status load_config(const char *name, const char *text, size_t length, const char *const *overrides,
     int64_t override_count, bool with_files, const loom_plan_check *check, loom__faults *not_built,
@@ -594,6 +610,7 @@ static loom_status load_config(const char *name, const char *text, size_t length
         status = loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", name);
     } else {
         load.owner->config = loom_run_config_default();
+        add_known(check, &load.faults);
         status = load_fields(&load, text, length, overrides, override_count, with_files);
         if (!status && check)
             status = check_plan(&load, check);

@@ -56,7 +56,7 @@ static const char *experts_cannot(const family *has, const loom_model_config *co
         return "groups of experts";
     if (moe->moe_router_topk_scaling_factor > 0 && moe->moe_router_topk_scaling_factor != 1)
         return "moe_router_topk_scaling_factor";
-    if (moe->moe_router_load_balancing_type && strcmp(moe->moe_router_load_balancing_type, "sinkhorn") == 0)
+    if (moe->moe_router_load_balancing_type[0] && strcmp(moe->moe_router_load_balancing_type[0], "sinkhorn") == 0)
         return "moe_router_load_balancing_type sinkhorn";
     return NULL;
 }

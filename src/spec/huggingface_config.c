@@ -316,7 +316,7 @@ static void read_window(const reader *from, loom_model_config *model, loom__arch
 /* The file's balance loss counts where its model is asked for the router's logits. */
 static void read_balance(const reader *from, loom_moe_config *moe) {
     if (get_bool(from, "output_router_logits", false))
-        moe->moe_aux_loss_coeff = get_number(from, "router_aux_loss_coef", 0.001);
+        moe->moe_aux_loss_coeff[0] = get_number(from, "router_aux_loss_coef", 0.001);
 }
 
 static void read_experts(const reader *from, loom_model_config *model) {

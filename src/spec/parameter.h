@@ -88,6 +88,8 @@ struct loom__faults;
 void loom__moe_layer_freq_complete(loom_moe_layer_freq *freq, int64_t num_layers, struct loom__faults *faults);
 /* How their router chooses. */
 loom__router loom__model_router(const loom_model_config *config);
+/* The coefficient of that type of balance loss; 0 where the configuration has not chosen it. */
+double loom__balance_coefficient(const loom_moe_config *moe, const char *type);
 /* Fills in and checks the fields of experts; every fault is added to `faults`. */
 void loom__model_config_complete_experts(
     loom_model_config *config, int64_t tp, bool sequence_parallel, struct loom__faults *faults);

@@ -218,10 +218,10 @@ TEST(qwen_with_experts_is_read) {
     assert_int_equal(model.moe.moe_ffn_hidden_size, 6);
     assert_int_equal(model.moe.moe_shared_expert_intermediate_size, 10);
     assert_true(model.moe.moe_shared_expert_gate && model.add_qkv_bias && !model.qk_layernorm);
-    assert_true(model.moe.moe_aux_loss_coeff == 0.25 && !model.moe.moe_router_pre_softmax);
+    assert_true(model.moe.moe_aux_loss_coeff[0] == 0.25 && !model.moe.moe_router_pre_softmax);
     assert_int_equal(read_config(KIN("qwen2_moe", SHARED ", \"qkv_bias\": false"), &model), LOOM_OK);
     assert_true(!model.add_qkv_bias && model.moe.moe_router_pre_softmax);
-    assert_true(model.moe.moe_aux_loss_coeff == 0);
+    assert_true(model.moe.moe_aux_loss_coeff[0] == 0);
     assert_int_equal(read_config("{\"model_type\": \"qwen3_moe\", \"num_local_experts\": 12}", &model), LOOM_OK);
     assert_int_equal(model.moe.num_moe_experts, 12);
     assert_int_equal(model.moe.moe_router_topk, 8);
