@@ -38,9 +38,6 @@ typedef struct loom_model_parallel_config {
     int64_t hierarchical_context_parallel_sizes[LOOM_LAYOUT_HCP_LEVELS]; /* innermost first; 0 ends the list */
 } loom_model_parallel_config;
 
-/* Kinds of losses that keep the load of experts even: aux_loss, seq_aux_loss, global_aux_loss. */
-enum { LOOM_MOE_BALANCES = 3 };
-
 /* Which layers have experts in place of an MLP: those whose number is a multiple of `every`, or, where there is one, as
  * the list says. */
 enum { LOOM_MOE_LAYERS_MAX = 512 };
@@ -49,6 +46,9 @@ typedef struct loom_moe_layer_freq {
     int64_t length;                    /* of the list: 0 = none, else num_layers */
     uint8_t list[LOOM_MOE_LAYERS_MAX]; /* 1: the layer has experts, 0: an MLP; 0 behind its end */
 } loom_moe_layer_freq;
+
+/* Kinds of losses that keep the load of experts even: aux_loss, seq_aux_loss, global_aux_loss. */
+enum { LOOM_MOE_BALANCES = 3 };
 
 /* Mixture of experts, by the names of Megatron-Core's TransformerConfig. */
 typedef struct loom_moe_config {

@@ -299,6 +299,14 @@ static void missing(loom__faults *faults, const char *path, const char *expected
     loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: missing, expected %s", path, expected);
 }
 
+static bool lacks_experts(const loom_model_config *model) {
+    static const char *const sparse[] = {"mixtral", "qwen2_moe", "qwen3_moe"};
+    for (size_t i = 0; model->architecture && i < sizeof sparse / sizeof *sparse; i++)
+        if (strcmp(model->architecture, sparse[i]) == 0)
+            return model->moe.num_moe_experts == 0;
+    return false;
+}
+
 /* Experts cut over tensor x expert ranks. */
 static void check_extended(
     const loom_model_config *model, const loom_megatron_strategy_config *strategy, loom__faults *faults) {
@@ -321,14 +329,6 @@ static void check_extended(
             moe->moe_ffn_hidden_size, tp, ep);
 }
 
-static bool has_experts_by_name(const loom_model_config *model) {
-    static const char *const sparse[] = {"mixtral", "qwen2_moe", "qwen3_moe"};
-    for (size_t i = 0; model->architecture && i < sizeof sparse / sizeof *sparse; i++)
-        if (strcmp(model->architecture, sparse[i]) == 0)
-            return true;
-    return false;
-}
-
 /* What context and expert parallelism ask of the model, which may have faults of its own: of what is missing or derived
  * from it nothing is said. */
 static void check_model_ranks(const loom_run_config *config, loom_model_config *model, loom__faults *faults) {
@@ -342,7 +342,7 @@ static void check_model_ranks(const loom_run_config *config, loom_model_config *
     if (model->seq_length > 0)
         loom__check_add_part(
             faults, loom__model_config_check_context(model, tp, strategy->context_parallel_size, sequence_parallel));
-    if (has_experts_by_name(model) && model->moe.num_moe_experts == 0)
+    if (lacks_experts(model))
         return;
     if (strategy->moe_extended_tp)
         check_extended(model, strategy, faults);
@@ -375,7 +375,7 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
             config->data.tokenizer && strcmp(config->data.tokenizer, "byte") != 0
                 ? "at least as many as data.tokenizer has tokens"
                 : "an integer >= 1");
-    if (has_experts_by_name(&model) && model.moe.num_moe_experts == 0) {
+    if (lacks_experts(&model)) {
         char expected[96];
         snprintf(expected, sizeof expected, "an integer >= 1 with model.architecture %s", model.architecture);
         missing(faults, "model.num_moe_experts", expected);

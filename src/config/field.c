@@ -28,9 +28,9 @@ static bool set_null(const loom__field *field, loom_run_config *config) {
         [LOOM__FIELD_CHOICE] = sizeof(char *),
         [LOOM__FIELD_ENUM] = sizeof(int),
         [LOOM__FIELD_INTS] = sizeof(int64_t),
+        [LOOM__FIELD_LAYERS] = sizeof(loom_moe_layer_freq),
         [LOOM__FIELD_NAMES] = sizeof(char *),
         [LOOM__FIELD_REALS] = sizeof(double),
-        [LOOM__FIELD_LAYERS] = sizeof(loom_moe_layer_freq),
         [LOOM__FIELD_PATHS] = sizeof(loom_data_path *),
         [LOOM__FIELD_OBJECT] = sizeof(void *)};
     if (!field->nullable)
@@ -158,12 +158,12 @@ bool loom__field_set(
         return set_null(field, config);
     if (field->kind == LOOM__FIELD_INTS)
         return set_ints(field, yaml, node, config);
+    if (field->kind == LOOM__FIELD_LAYERS)
+        return set_layers(field, yaml, node, config);
     if (field->kind == LOOM__FIELD_NAMES)
         return set_names(field, yaml, node, config);
     if (field->kind == LOOM__FIELD_REALS)
         return set_reals(field, yaml, node, config);
-    if (field->kind == LOOM__FIELD_LAYERS)
-        return set_layers(field, yaml, node, config);
     if (node->kind != LOOM__YAML_SCALAR)
         return false;
     void *at = loom__field_at(field, config);
@@ -192,9 +192,9 @@ bool loom__field_set(
     case LOOM__FIELD_ENUM:
         return set_choice(field, node, config);
     case LOOM__FIELD_INTS:
+    case LOOM__FIELD_LAYERS:
     case LOOM__FIELD_NAMES:
     case LOOM__FIELD_REALS:
-    case LOOM__FIELD_LAYERS:
     case LOOM__FIELD_PATHS:
     case LOOM__FIELD_OBJECT:
         break;
@@ -219,9 +219,9 @@ void loom__field_copy(const loom__field *field, const loom_run_config *from, loo
         [LOOM__FIELD_CHOICE] = sizeof(const char *),
         [LOOM__FIELD_ENUM] = sizeof(int),
         [LOOM__FIELD_INTS] = sizeof(int64_t),
+        [LOOM__FIELD_LAYERS] = sizeof(loom_moe_layer_freq),
         [LOOM__FIELD_NAMES] = sizeof(const char *),
         [LOOM__FIELD_REALS] = sizeof(double),
-        [LOOM__FIELD_LAYERS] = sizeof(loom_moe_layer_freq),
         [LOOM__FIELD_OBJECT] = 0};
     size_t count = field->capacity ? (size_t)field->capacity : 1;
     if (field->kind == LOOM__FIELD_REALS)
@@ -320,6 +320,13 @@ static void write_ints(const int64_t *values, int capacity, FILE *to) {
     fputc(']', to);
 }
 
+static void write_layers(const loom_moe_layer_freq *freq, FILE *to) {
+    if (freq->length == 0)
+        fprintf(to, "%" PRId64, freq->every);
+    for (int64_t i = 0; i < freq->length; i++)
+        fprintf(to, "%s%d%s", i ? ", " : "[", freq->list[i], i + 1 < freq->length ? "" : "]");
+}
+
 static int64_t names_in(const loom__field *field, const loom_run_config *config) {
     const char *const *names = loom__field_at(field, config);
     int64_t count = 0;
@@ -347,13 +354,6 @@ static void write_list(const loom__field *field, const loom_run_config *config, 
             write_real(((const double *)at)[i], to);
     }
     fputs(count > 1 ? "]" : "", to);
-}
-
-static void write_layers(const loom_moe_layer_freq *freq, FILE *to) {
-    if (freq->length == 0)
-        fprintf(to, "%" PRId64, freq->every);
-    for (int64_t i = 0; i < freq->length; i++)
-        fprintf(to, "%s%d%s", i ? ", " : "[", freq->list[i], i + 1 < freq->length ? "" : "]");
 }
 
 static void write_choice(const loom__field *field, int value, FILE *to) {
@@ -421,12 +421,12 @@ void loom__field_write(const loom__field *field, const loom_run_config *config, 
     case LOOM__FIELD_INTS:
         write_ints(at, field->capacity, to);
         break;
+    case LOOM__FIELD_LAYERS:
+        write_layers(at, to);
+        break;
     case LOOM__FIELD_NAMES:
     case LOOM__FIELD_REALS:
         write_list(field, config, to);
-        break;
-    case LOOM__FIELD_LAYERS:
-        write_layers(at, to);
         break;
     case LOOM__FIELD_PATHS:
         write_paths(
@@ -495,6 +495,9 @@ static void write_expected(const loom__field *field, FILE *to) {
     case LOOM__FIELD_INTS:
         fprintf(to, "a list of at most %d integers >= 1", field->capacity);
         break;
+    case LOOM__FIELD_LAYERS:
+        fprintf(to, "an integer >= 1, or a list of 0 and 1, one for each layer, of at most %d", LOOM_MOE_LAYERS_MAX);
+        break;
     case LOOM__FIELD_NAMES:
         fputs("one of ", to);
         list_choices(field, false, to);
@@ -504,9 +507,6 @@ static void write_expected(const loom__field *field, FILE *to) {
         fputs("a number >= ", to);
         write_real(field->low, to);
         fprintf(to, ", or a list of at most %d", field->capacity);
-        break;
-    case LOOM__FIELD_LAYERS:
-        fprintf(to, "an integer >= 1, or a list of 0 and 1, one for each layer, of at most %d", LOOM_MOE_LAYERS_MAX);
         break;
     case LOOM__FIELD_PATHS:
         fputs("a prefix, a list of prefixes, or of weights > 0 and prefixes in turn", to);
@@ -556,11 +556,11 @@ bool loom__field_is_default(const loom__field *field, const loom_run_config *con
         return memcmp(at, preset, sizeof(int)) == 0;
     case LOOM__FIELD_INTS:
         return memcmp(at, preset, sizeof(int64_t) * (size_t)field->capacity) == 0;
+    case LOOM__FIELD_LAYERS:
+        return memcmp(at, preset, sizeof(loom_moe_layer_freq)) == 0;
     case LOOM__FIELD_NAMES:
     case LOOM__FIELD_REALS:
         return same_list(field, config, &standard);
-    case LOOM__FIELD_LAYERS:
-        return memcmp(at, preset, sizeof(loom_moe_layer_freq)) == 0;
     case LOOM__FIELD_STRING:
     case LOOM__FIELD_CHOICE: {
         const char *a = *(const char *const *)at, *b = *(const char *const *)preset;
@@ -609,11 +609,11 @@ static bool is_legal(const loom__field *field, const loom_run_config *config) {
     case LOOM__FIELD_CHOICE:
     case LOOM__FIELD_ENUM:
         return choice_of(field, at) != NULL;
+    case LOOM__FIELD_LAYERS:
+        return layers->length > 0 ? layers->length <= LOOM_MOE_LAYERS_MAX : layers->every > 0 && !layers->length;
     case LOOM__FIELD_NAMES:
     case LOOM__FIELD_REALS:
         return is_legal_list(field, config);
-    case LOOM__FIELD_LAYERS:
-        return layers->length > 0 ? layers->length <= LOOM_MOE_LAYERS_MAX : layers->every > 0 && !layers->length;
     case LOOM__FIELD_BOOL:
     case LOOM__FIELD_STRING:
     case LOOM__FIELD_INTS:

@@ -27,6 +27,8 @@
         .path = (name), .kind = LOOM__FIELD_INTS, .offset = AT(member), .preset = "null", .nullable = true, .low = 1,  \
         .capacity = (size), __VA_ARGS__                                                                                \
     }
+#define LAYERS(name, member, text, ...)                                                                                \
+    { .path = (name), .kind = LOOM__FIELD_LAYERS, .offset = AT(member), .preset = (text), __VA_ARGS__ }
 #define NAMES(name, member, size, text, list, ...)                                                                     \
     {                                                                                                                  \
         .path = (name), .kind = LOOM__FIELD_NAMES, .offset = AT(member), .preset = (text), .choices = (list),          \
@@ -37,8 +39,6 @@
         .path = (name), .kind = LOOM__FIELD_REALS, .offset = AT(member), .count_offset = AT(count), .preset = (text),  \
         .capacity = (size), __VA_ARGS__                                                                                \
     }
-#define LAYERS(name, member, text, ...)                                                                                \
-    { .path = (name), .kind = LOOM__FIELD_LAYERS, .offset = AT(member), .preset = (text), __VA_ARGS__ }
 #define PATHS(name, ...)                                                                                               \
     {                                                                                                                  \
         .path = "data." #name, .kind = LOOM__FIELD_PATHS, .offset = AT(data.name),                                     \

@@ -482,7 +482,8 @@ static loom_status read_file(const char *path, bool is_regular, size_t limit, ch
 static loom_status read_hf(loader *load) {
     loom_model_config *model = &load->owner->config.model.config;
     double hidden_dropout = model->hidden_dropout, attention_dropout = model->attention_dropout;
-    double balance = model->moe.moe_aux_loss_coeff[0];
+    double balance[LOOM_MOE_BALANCES];
+    memcpy(balance, model->moe.moe_aux_loss_coeff, sizeof balance);
     char *path = NULL, *text = NULL;
     size_t length = 0;
     if (!*load->owner->config.model.hf)
@@ -501,7 +502,7 @@ static loom_status read_hf(loader *load) {
     if (is_given(load, "model.attention_dropout"))
         model->attention_dropout = attention_dropout;
     if (is_given(load, "model.moe_aux_loss_coeff"))
-        model->moe.moe_aux_loss_coeff[0] = balance;
+        memcpy(model->moe.moe_aux_loss_coeff, balance, sizeof balance);
     if (model->seq_length == 0)
         model->seq_length = model->max_position_embeddings;
     return LOOM_OK;
@@ -539,6 +540,10 @@ static loom_status read_from(loader *load) {
         bool taken = field->of_hf || (is_inherited(field->path) && !load->origins[i].given);
         if (taken && strcmp(field->path, "model.vocab_size") != 0)
             loom__field_copy(field, stored, config);
+        const char **text = taken && field->kind == LOOM__FIELD_STRING ? loom__field_at(field, config) : NULL;
+        const char *const *from = loom__field_at(field, stored);
+        if (text)
+            *text = *from ? own_string(load, *from) : NULL;
     }
     loom_status status = take_vocabulary(load, stored->model.config.vocab_size);
     loom_run_config_destroy(stored);

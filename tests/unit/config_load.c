@@ -484,7 +484,8 @@ TEST(missing_required_fields_are_all_named) {
     assert_int_equal(loom_run_config_check(config, 1), LOOM_ERR_CONFIG);
     assert_string_equal(loom_error_message(),
         "steps: missing, expected an integer >= 1\n"
-        "model.architecture: missing, expected one of gpt2, llama, mistral, mixtral, qwen2, qwen3 and gemma (or "
+        "model.architecture: missing, expected one of gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, "
+        "qwen3_moe and gemma (or "
         "model.hf)\n"
         "model.num_layers: missing, expected an integer >= 1 (or model.hf)\n"
         "model.hidden_size: missing, expected an integer >= 1 (or model.hf)\n"

@@ -203,7 +203,7 @@ static const struct {
     {{"model.architecture=lama", "model.num_attention_heads=6", "model.num_query_groups=6", "ranks=4",
          "strategy.tensor_model_parallel_size=4"},
         "override: model.architecture: found \"lama\", expected one of gpt2, llama, mistral, mixtral, qwen2, qwen3, "
-        "gemma, t5, or null; did you mean llama?\n"
+        "qwen2_moe, qwen3_moe, gemma, or null; did you mean llama?\n"
         "model.hidden_size 64 is not divisible by num_attention_heads 6: the nearest legal sizes are 60 and 66, or set "
         "kv_channels\n"
         "strategy.tensor_model_parallel_size 4 does not divide num_attention_heads 6: legal tensor sizes are 1, 2\n"
