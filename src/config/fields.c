@@ -281,7 +281,8 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, MOE(moe_shared_expert_overlap), "false", NONE_YET(experts), DOC("shared expert beside dispatch")),
     EXPAND(BOOL, MOE(moe_permute_fusion), "false", DOC("true and false are the same: rows are moved once")),
     EXPAND(BOOL, MOE(moe_apply_probs_on_input), "false", DOC("weights before the expert, of moe_router_topk 1 alone")),
-    EXPAND(BOOL, MOE(moe_layer_recompute), "false", NONE_YET(experts), DOC("recompute expert layers")),
+    EXPAND(BOOL, MOE(moe_layer_recompute), "false",
+        DOC("router and experts of a layer are made again in the backward; not with recompute full")),
     EXPAND(BOOL, MOE(moe_per_layer_logging), "false",
         DOC("metrics tell of each layer's router, not of all together alone")),
 

@@ -150,6 +150,10 @@ void loom__model_config_complete_experts(
             "moe_apply_probs_on_input: found true with moe_router_topk %" PRId64
             ", expected 1: a row has the weight of one expert",
             router.topk);
+    if (moe->moe_layer_recompute && config->recompute == LOOM_RECOMPUTE_FULL)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "moe_layer_recompute: found true with recompute full, which makes whole layers again: expected false, or "
+            "recompute none or selective");
     if (router.pad_to_capacity && !(router.capacity_factor > 0))
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "moe_pad_expert_input_to_capacity: found true without moe_expert_capacity_factor, which gives the "

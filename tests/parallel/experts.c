@@ -34,6 +34,20 @@ static void an_expert_and_a_rank_without_rows_go_along(void **state) {
     ALL_EQUAL_ONE_RANK(cases);
 }
 
+static void experts_made_again_compute_the_same_in_less_memory(void **state) {
+    (void)state;
+    const shared_case cases[] = {{.ranks = 2, .experts = 4, .ep = 2, .experts_again = true, .coefficient = 1},
+        {.ranks = 1, .experts = 4, .experts_again = true, .shared_width = 16, .capacity = 1},
+        {.tp = 2, .sp = true, .experts = 4, .experts_again = true, .selective = true, .freq = 2, .dropout = 0.1},
+        {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .experts_again = true, .schedule = "zero-bubble", .sharded = true},
+        {.cp = 2, .experts = 4, .ep = 2, .experts_again = true, .precision = "bf16-mixed"}};
+    ALL_EQUAL_ONE_RANK(cases);
+    const shared_case kept = {.experts = 4, .micro = 4}, again = {.experts = 4, .micro = 4, .experts_again = true};
+    shared_result whole = run_it(&kept), less = run_it(&again);
+    assert_true(less.high_water < whole.high_water - whole.high_water / 8);
+    assert_true(less.loss[STEPS - 1] == whole.loss[STEPS - 1] && less.norm[0] == whole.norm[0]);
+}
+
 static void stages_without_experts_go_along(void **state) {
     (void)state;
     const shared_case cases[] = {{.pp = 4, .experts = 4, .freq = 4},
@@ -153,6 +167,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_are_shared_out_in_any_way),
         cmocka_unit_test(an_expert_and_a_rank_without_rows_go_along),
+        cmocka_unit_test(experts_made_again_compute_the_same_in_less_memory),
         cmocka_unit_test(stages_without_experts_go_along),
         cmocka_unit_test(losses_of_the_router_weigh_the_same),
         cmocka_unit_test(losses_of_the_router_reach_its_gradient),

@@ -28,6 +28,7 @@ typedef struct shared_case {
     double jitter;
     bool fp64;                /* moe_router_dtype */
     bool forced, weigh_input; /* forced: moe_router_force_load_balancing; weigh_input: moe_apply_probs_on_input */
+    bool experts_again;       /* moe_layer_recompute */
     bool pre_softmax, by_position, padded, starved; /* starved: the router sends every token to expert 0 (and 1) */
     const char *precision;
     int64_t micro, length; /* length: of a sequence; 0 = S */
@@ -101,6 +102,7 @@ static inline void set_experts(const shared_case *c, loom_model_config *config) 
     moe->moe_apply_probs_on_input = c->weigh_input;
     moe->moe_router_enable_expert_bias = c->bias > 0;
     moe->moe_router_bias_update_rate = c->bias;
+    moe->moe_layer_recompute = c->experts_again;
 }
 
 static inline loom_model_config model_of(const shared_case *c) {
@@ -274,7 +276,7 @@ static inline shared_case on_one_rank(const shared_case *given) {
     alone.ranks = alone.cp = alone.tp = alone.pp = alone.ep = 1;
     alone.vpp = alone.etp = 0;
     alone.schedule = NULL;
-    alone.sp = alone.sharded = alone.average = alone.selective = alone.full = false;
+    alone.sp = alone.sharded = alone.average = alone.selective = alone.full = alone.experts_again = false;
     return alone;
 }
 

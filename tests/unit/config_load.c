@@ -484,7 +484,8 @@ TEST(missing_required_fields_are_all_named) {
     assert_int_equal(loom_run_config_check(config, 1), LOOM_ERR_CONFIG);
     assert_string_equal(loom_error_message(),
         "steps: missing, expected an integer >= 1\n"
-        "model.architecture: missing, expected gpt2 or llama (or model.hf)\n"
+        "model.architecture: missing, expected one of gpt2, llama, mistral, mixtral, qwen2, qwen3 and gemma (or "
+        "model.hf)\n"
         "model.num_layers: missing, expected an integer >= 1 (or model.hf)\n"
         "model.hidden_size: missing, expected an integer >= 1 (or model.hf)\n"
         "model.num_attention_heads: missing, expected an integer >= 1 (or model.hf)\n"
@@ -558,7 +559,7 @@ TEST(structs_made_in_code_are_checked_in_the_same_words) {
     loom_model_config model = loom_model_config_default("llama");
     assert_int_equal(loom_model_config_check(&model), LOOM_OK);
     model.moe.num_moe_experts = 4;
-    model.moe.moe_layer_recompute = true;
+    model.moe.moe_shared_expert_overlap = true;
     assert_int_equal(loom_model_config_check(&model), LOOM_ERR_UNSUPPORTED);
 }
 
