@@ -167,7 +167,8 @@ static void every_layout_moves_biases_to_the_same_bits(void **state) {
     (void)state;
     const shared_case cases[] = {{.tp = 2, .sp = true}, {.cp = 2}, {.ranks = 2, .ep = 2}, {.ranks = 2}, {.pp = 2},
         {.pp = 2, .vpp = 2}, {.ranks = 4, .ep = 2, .sharded = true}, {.full = true}, {.selective = true},
-        {.ranks = 2, .ep = 2, .full = true}, {.ranks = 4, .pp = 2, .ep = 2, .schedule = "zero-bubble"},
+        {.experts_again = true}, {.ranks = 2, .ep = 2, .full = true},
+        {.ranks = 4, .pp = 2, .ep = 2, .schedule = "zero-bubble"},
         {.ranks = 4, .tp = 2, .sp = true, .ep = 2, .freq = 2}, {.ranks = 8, .tp = 2, .sp = true, .cp = 2}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += FEW) {
         biases found, wanted;
