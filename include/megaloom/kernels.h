@@ -114,6 +114,14 @@ typedef struct loom_sgd {
     float grad_scale;
 } loom_sgd;
 
+/* One of the products of gemm_grouped: C [m, n] = op(A) op(B) + (accumulate ? C : 0). */
+typedef struct loom_product {
+    int64_t m, n, k;
+    const void *a, *b; /* in the dtype of the table */
+    void *c;
+    bool accumulate;
+} loom_product;
+
 /* A sum of squares or of absolute values of fp32 numbers that nothing rounds: the order of the terms, who adds them and
  * where an array is cut make no difference. All members are sums, so that two of these are added member by member; 2^30
  * of them may be before one is carried. */
@@ -141,6 +149,10 @@ typedef struct loom_kernels16 {
         const uint16_t *a, int64_t lda, const uint16_t *b, int64_t ldb, bool accumulate, uint16_t *c, int64_t ldc);
     void (*gemm_f32)(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
         const uint16_t *a, int64_t lda, const uint16_t *b, int64_t ldb, bool accumulate, float *c, int64_t ldc);
+    void (*gemm_grouped)(loom_team *team, bool trans_a, bool trans_b, int64_t count, const loom_product *products,
+        int64_t lda, int64_t ldb, int64_t ldc);
+    void (*gemm_grouped_f32)(loom_team *team, bool trans_a, bool trans_b, int64_t count, const loom_product *products,
+        int64_t lda, int64_t ldb, int64_t ldc);
 
     void (*bias_add)(loom_team *team, int64_t rows, int64_t cols, const uint16_t *x, const float *bias, uint16_t *y);
     void (*bias_gradient)(
@@ -209,6 +221,10 @@ typedef struct loom_kernels {
      * [m,k]; trans_b: B is stored [n,k], else [k,n]. k = 0 gives zeros (or C unchanged). */
     void (*gemm)(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
         const float *a, int64_t lda, const float *b, int64_t ldb, bool accumulate, float *c, int64_t ldc);
+    /* products[0, count), each as gemm computes it with alpha 1, in one go; none writes what another one reads or
+     * writes. Their rounding may depend on the shapes of all, as tiles may. */
+    void (*gemm_grouped)(loom_team *team, bool trans_a, bool trans_b, int64_t count, const loom_product *products,
+        int64_t lda, int64_t ldb, int64_t ldc);
 
     /* y[r,c] = x[r,c] + bias[c]. In place (y == x) allowed. */
     void (*bias_add)(loom_team *team, int64_t rows, int64_t cols, const float *x, const float *bias, float *y);

@@ -350,9 +350,9 @@ LOOM_API void loom_parallel_observe(loom_parallel *parallel, loom_forward_observ
 LOOM_API loom_status loom_parallel_state_key(const loom_parallel *parallel, int64_t chunk, char *key, size_t bytes);
 
 /* From now on each rank records its computations (forwards, backwards and their halves) and its waits for other stages,
- * in memory for `capacity` events, and in as much again the reductions of its buckets, the gathers of parameters and
- * the steps of its optimizer; what comes when that is full is counted. A trace that was begun before is dropped.
- * Collective over the world. */
+ * in memory for `capacity` events, and in as much again the reductions of its buckets, the gathers of parameters, the
+ * exchanges and parts of ring attention and the steps of its optimizer; what comes when that is full is counted. A
+ * trace that was begun before is dropped. Collective over the world. */
 LOOM_API loom_status loom_parallel_trace_begin(loom_parallel *parallel, int64_t capacity);
 /* Ends it. Rank 0 writes DIRECTORY/trace.json (all that every rank recorded, a row for each of the first 64, for
  * Chrome's tracing and Perfetto) and, of the pipeline that it belongs to, DIRECTORY/timeline.svg (the last training

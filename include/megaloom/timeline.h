@@ -15,8 +15,9 @@ typedef enum loom_span_kind {
     LOOM_SPAN_GRADIENT_REDUCTION, /* of a bucket, from when it is handed to the communication until it is complete */
     LOOM_SPAN_PARAMETER_GATHER,   /* the same of the bucket's parameters, under a distributed optimizer */
     LOOM_SPAN_OPTIMIZER_STEP,
-    LOOM_SPAN_KEY_EXCHANGE,     /* of context parallelism: keys and values come from the member before in the ring */
-    LOOM_SPAN_GRADIENT_EXCHANGE /* the same of their gradients */
+    LOOM_SPAN_KEY_EXCHANGE,      /* of context parallelism: keys and values come from the member before in the ring */
+    LOOM_SPAN_GRADIENT_EXCHANGE, /* the same of their gradients */
+    LOOM_SPAN_ATTENTION          /* of the rank's queries to the keys of one member, forward or backward; 0 bytes */
 } loom_span_kind;
 
 typedef struct loom_timeline_span {
@@ -48,8 +49,9 @@ LOOM_API double loom_timeline_bubble(const loom_timeline *timeline);
  * begins; LOOM_ERR_IO: the file. */
 LOOM_API loom_status loom_timeline_write_svg(FILE *out, const loom_timeline *timeline);
 /* All events and spans in the JSON that chrome://tracing and Perfetto read: a thread for each row, with the optimizer's
- * steps, and beside it a process "<row>: communication" for all others, which overlap each other. `seconds` is one
- * unit of the events' time. Errors as above, also for a span that lies outside the rows, or ends before it begins. */
+ * steps and the parts of ring attention, and beside it a process "<row>: communication" for all others, which overlap
+ * each other. `seconds` is one unit of the events' time. Errors as above, also for a span that lies outside the rows,
+ * or ends before it begins. */
 LOOM_API loom_status loom_timeline_write_trace(FILE *out, const loom_timeline *timeline, double seconds);
 
 #ifdef __cplusplus

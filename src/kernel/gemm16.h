@@ -20,6 +20,9 @@ typedef struct loom__narrow_form {
 void loom__gemm16(loom_team *team, const loom__narrow_form *form, bool trans_a, bool trans_b, int64_t m, int64_t n,
     int64_t k, float alpha, const uint16_t *a, int64_t lda, const uint16_t *b, int64_t ldb, bool accumulate,
     uint16_t *c, float *c32, int64_t ldc);
+/* gemm_grouped, or gemm_grouped_f32 where C is wide. */
+void loom__gemm16_grouped(loom_team *team, const loom__narrow_form *form, bool trans_a, bool trans_b, float alpha,
+    int64_t count, const loom_product *products, int64_t lda, int64_t ldb, bool wide, int64_t ldc);
 
 /* Whether the processor and the provider multiply bf16 themselves. */
 bool loom__gemm_bf16_is_native(void);

@@ -21,6 +21,14 @@
         float alpha, const uint16_t *a, int64_t lda, const uint16_t *b, int64_t ldb, bool accumulate, float *c,        \
         int64_t ldc) {                                                                                                 \
         loom__gemm16(team, &form_##dtype, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, accumulate, NULL, c, ldc); \
+    }                                                                                                                  \
+    static void gemm_grouped_##dtype(loom_team *team, bool trans_a, bool trans_b, int64_t count,                       \
+        const loom_product *products, int64_t lda, int64_t ldb, int64_t ldc) {                                         \
+        loom__gemm16_grouped(team, &form_##dtype, trans_a, trans_b, 1, count, products, lda, ldb, false, ldc);         \
+    }                                                                                                                  \
+    static void gemm_grouped_f32_##dtype(loom_team *team, bool trans_a, bool trans_b, int64_t count,                   \
+        const loom_product *products, int64_t lda, int64_t ldb, int64_t ldc) {                                         \
+        loom__gemm16_grouped(team, &form_##dtype, trans_a, trans_b, 1, count, products, lda, ldb, true, ldc);          \
     }
 
 /* What both tables take from the reference. */
@@ -45,10 +53,16 @@
 
 #define TABLES(dtype)                                                                                                  \
     FORM(dtype)                                                                                                        \
-    const loom_kernels16 loom__reference_##dtype##_kernels = {                                                         \
-        .gemm = loom__ref_##dtype##_gemm, .gemm_f32 = loom__ref_##dtype##_gemm_f32, ENTRIES(dtype)};                   \
-    const loom_kernels16 loom__portable_##dtype##_kernels = {                                                          \
-        .gemm = gemm_##dtype, .gemm_f32 = gemm_f32_##dtype, ENTRIES(dtype)};
+    const loom_kernels16 loom__reference_##dtype##_kernels = {.gemm = loom__ref_##dtype##_gemm,                        \
+        .gemm_f32 = loom__ref_##dtype##_gemm_f32,                                                                      \
+        .gemm_grouped = loom__ref_##dtype##_gemm_grouped,                                                              \
+        .gemm_grouped_f32 = loom__ref_##dtype##_gemm_grouped_f32,                                                      \
+        ENTRIES(dtype)};                                                                                               \
+    const loom_kernels16 loom__portable_##dtype##_kernels = {.gemm = gemm_##dtype,                                     \
+        .gemm_f32 = gemm_f32_##dtype,                                                                                  \
+        .gemm_grouped = gemm_grouped_##dtype,                                                                          \
+        .gemm_grouped_f32 = gemm_grouped_f32_##dtype,                                                                  \
+        ENTRIES(dtype)};
 
 TABLES(bf16)
 TABLES(f16)

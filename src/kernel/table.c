@@ -27,11 +27,13 @@ static const loom_kernels reference = {.name = "reference",
     .bf16 = &loom__reference_bf16_kernels,
     .f16 = &loom__reference_f16_kernels,
     .gemm = loom__ref_gemm,
+    .gemm_grouped = loom__ref_gemm_grouped,
     REFERENCE_ENTRIES};
 static const loom_kernels portable = {.name = "portable",
     .bf16 = &loom__portable_bf16_kernels,
     .f16 = &loom__portable_f16_kernels,
     .gemm = loom__gemm,
+    .gemm_grouped = loom__gemm_grouped,
     REFERENCE_ENTRIES};
 
 #if defined(MEGALOOM_KERNELS_X86)

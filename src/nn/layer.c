@@ -42,7 +42,8 @@ static loom_status bind_experts(const loom__parameter_set *set, loom__layer *lay
     const loom_parameter *bias = find(set, layer->number, "mlp.router.expert_bias");
     bool biased = layer->config->moe.moe_router_enable_expert_bias;
     if (layer->router && first > 0 && first == second && (bias != NULL) == biased)
-        return loom__router_memory_create((int64_t)most, bias ? bias->data : NULL, &layer->router_memory);
+        return loom__router_memory_create((int64_t)most, bias ? bias->data : NULL,
+            loom__balance_coefficient(&layer->config->moe, "global_aux_loss") > 0, &layer->router_memory);
     return loom_fail(LOOM_ERR_INTERNAL, "the spec lacks an expert of layer %lld", (long long)layer->number);
 }
 

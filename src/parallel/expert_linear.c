@@ -1,4 +1,4 @@
-/* The products of a rank's experts, each with its own rows: one after the other, with the whole team on each. An expert
+/* The products of a rank's experts, each with its own rows, as one group of products for the whole team. An expert
  * without rows still writes its gradient, of zeros, when it is the first of a step. */
 #include "parallel/common.h"
 #include "parallel/experts.h"
@@ -9,44 +9,59 @@ typedef struct linear_state {
     int64_t experts;
     int64_t *counts;          /* [experts] rows */
     loom_parameter **weights; /* [experts] */
+    loom_product *products;   /* [experts] of the group that is computed */
 } linear_state;
+
+/* The outputs [rows, width] of each expert's rows, from inputs [rows, depth] and its weight. */
+static void set_products(const linear_state *state, loom_tensor *in, loom_tensor *out) {
+    const int64_t depth = in->shape[1], width = out->shape[1];
+    for (int64_t e = 0, row = 0; e < state->experts; row += state->counts[e++])
+        state->products[e] = (loom_product){.m = state->counts[e],
+            .n = width,
+            .k = depth,
+            .a = loom__element(in, row * depth),
+            .b = loom_parameter_values(state->weights[e]),
+            .c = loom__element(out, row * width)};
+}
 
 static loom_status linear_input(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
     const linear_state *state = loom_node_state(node);
     const loom_tensor *x = loom_node_saved(node, 0);
-    int64_t in = x->shape[1], out = d_y->shape[1], row = 0;
+    int64_t in = x->shape[1], out = d_y->shape[1];
     loom_tensor *d_x;
     LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), x->dtype, 2, x->shape, &d_x));
-    for (int64_t e = 0; e < state->experts; row += state->counts[e++])
-        LOOM__KERNEL(tape, x->dtype, gemm, false, false, state->counts[e], in, out, 1.0f, loom__element(d_y, row * out),
-            out, loom_parameter_values(state->weights[e]), in, false, loom__element(d_x, row * in), in);
+    set_products(state, d_y, d_x);
+    LOOM__KERNEL(tape, x->dtype, gemm_grouped, false, false, state->experts, state->products, out, in, in);
     return loom_tape_give(tape, node, 0, d_x);
 }
 
 static loom_status linear_weight(loom_tape *tape, loom_node *node, loom_tensor *d_y) {
     const linear_state *state = loom_node_state(node);
     const loom_tensor *x = loom_node_saved(node, 0);
-    int64_t in = x->shape[1], out = d_y->shape[1], row = 0;
-    for (int64_t e = 0; e < state->experts; row += state->counts[e++]) {
+    int64_t in = x->shape[1], out = d_y->shape[1], count = 0;
+    for (int64_t e = 0, row = 0; e < state->experts; row += state->counts[e++]) {
         bool accumulate;
         float *grad = loom_parameter_begin_grad(state->weights[e], &accumulate);
-        if (!grad)
-            continue;
-        const int64_t rows = state->counts[e];
-        if (x->dtype == LOOM_F32)
-            KERNELS(tape)->gemm(TEAM(tape), true, false, out, in, rows, 1.0f, loom__element(d_y, row * out), out,
-                loom__element(x, row * in), in, accumulate, grad, in);
-        else
-            loom__kernels16(tape, x->dtype)
-                ->gemm_f32(TEAM(tape), true, false, out, in, rows, 1.0f, loom__element(d_y, row * out), out,
-                    loom__element(x, row * in), in, accumulate, grad, in);
+        if (grad)
+            state->products[count++] = (loom_product){.m = out,
+                .n = in,
+                .k = state->counts[e],
+                .a = loom__element(d_y, row * out),
+                .b = loom__element(x, row * in),
+                .c = grad,
+                .accumulate = accumulate};
     }
+    if (x->dtype == LOOM_F32)
+        KERNELS(tape)->gemm_grouped(TEAM(tape), true, false, count, state->products, out, in, in);
+    else
+        loom__kernels16(tape, x->dtype)->gemm_grouped_f32(TEAM(tape), true, false, count, state->products, out, in, in);
     return LOOM_OK;
 }
 
 static void free_state(linear_state *state) {
     free(state->counts);
     free(state->weights);
+    free(state->products);
 }
 
 static void linear_release(loom_node *node) {
@@ -57,9 +72,9 @@ static const loom_op linear_op = {"expert linear", linear_input, linear_weight, 
 
 static loom_status make_state(const loom__routed *routed, loom_parameter *const *weights, linear_state *state) {
     size_t experts = (size_t)routed->local_experts;
-    *state = (linear_state){
-        routed->local_experts, malloc(experts * sizeof *state->counts), malloc(experts * sizeof(loom_parameter *))};
-    if (!state->counts || !state->weights) {
+    *state = (linear_state){routed->local_experts, malloc(experts * sizeof *state->counts),
+        malloc(experts * sizeof(loom_parameter *)), malloc(experts * sizeof *state->products)};
+    if (!state->counts || !state->weights || !state->products) {
         free_state(state);
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld experts", (long long)routed->local_experts);
     }
@@ -72,7 +87,7 @@ loom_status loom__expert_linear(loom_tape *tape, loom_tensor *rows, const loom__
     loom_parameter *const *weights, loom_tensor **output) {
     LOOM_TRY(loom__check_dtype(tape, linear_op.name, rows));
     LOOM_TRY(loom_tensor_ready(rows));
-    int64_t in = rows->shape[1], out = weights[0]->shape[0], row = 0;
+    int64_t in = rows->shape[1], out = weights[0]->shape[0];
     for (int64_t e = 0; e < routed->local_experts; e++) {
         LOOM_TRY(loom__check_parameter_dtype(linear_op.name, rows, weights[e]));
         LOOM_TRY(loom_parameter_ready(weights[e]));
@@ -82,9 +97,10 @@ loom_status loom__expert_linear(loom_tape *tape, loom_tensor *rows, const loom__
     loom_tensor *y = NULL;
     loom_node *node = NULL;
     loom_status status = loom_tensor_create(loom_tape_rank(tape), rows->dtype, 2, (int64_t[]){rows->shape[0], out}, &y);
-    for (int64_t e = 0; !status && e < made.experts; row += made.counts[e++])
-        LOOM__KERNEL(tape, rows->dtype, gemm, false, true, made.counts[e], out, in, 1.0f, loom__element(rows, row * in),
-            in, loom_parameter_values(made.weights[e]), in, false, loom__element(y, row * out), out);
+    if (!status) {
+        set_products(&made, rows, y);
+        LOOM__KERNEL(tape, rows->dtype, gemm_grouped, false, true, made.experts, made.products, in, in, out);
+    }
     if (!status)
         status = loom_tape_record(
             tape, &linear_op, sizeof made, (loom_tensor *[]){rows}, 1, made.weights, (int)made.experts, y, &node);

@@ -6,6 +6,7 @@
  * for a number, and a rank or an expert without rows does what the others do. */
 #include "parallel/experts.h"
 #include "parallel/common.h"
+#include "parallel/expert_rows.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,24 +50,57 @@ static int64_t rows_of_source(const loom__routed *r, int64_t p) {
 
 /* ---- the order of rows at the experts ---- */
 
-/* Copies between arrival order (etp member, ep source, expert, token) and expert order (expert, etp member, ep source,
- * token), rows of `bytes`. */
-static void order_rows(const loom__routed *r, size_t bytes, char *arrived, char *ordered, bool to_experts) {
-    int64_t ep = size_of(r->groups.ep), etp = size_of(r->groups.etp), at = 0;
-    for (int64_t e = 0; e < r->local_experts; e++) {
-        int64_t from = 0;
-        for (int64_t t = 0; t < etp; t++)
-            for (int64_t p = 0; p < ep; p++) {
-                const int64_t *counts = r->source_counts + source(r, p, t) * r->experts + r->first_expert;
-                for (int64_t before = 0; before < e; before++)
-                    from += counts[before];
-                char *here = arrived + (size_t)from * bytes, *there = ordered + (size_t)at * bytes;
-                memcpy(to_experts ? there : here, to_experts ? here : there, (size_t)counts[e] * bytes);
-                at += counts[e];
-                for (int64_t rest = e; rest < r->local_experts; rest++)
-                    from += counts[rest];
-            }
+static loom_status create_rows(loom_tape *tape, loom_dtype dtype, int64_t rows, int64_t h, loom_tensor **tensor) {
+    return loom_tensor_create(loom_tape_rank(tape), dtype, 2, (int64_t[]){rows, h}, tensor);
+}
+
+/* Rows come in arrival order (etp member, ep source, expert, token); expert order is (expert, etp member, ep source,
+ * token). Of one expert or one source they are the same. */
+static bool arrive_in_order(const loom__routed *r) {
+    return r->local_experts == 1 || r->sources == 1;
+}
+
+typedef struct ordering {
+    const loom__routed *routed;
+    size_t bytes; /* of a row */
+    char *arrived, *ordered;
+    bool to_experts; /* else back */
+} ordering;
+
+static void order_expert(void *argument, int64_t expert, int worker) {
+    const ordering *o = argument;
+    const loom__routed *r = o->routed;
+    int64_t ep = size_of(r->groups.ep), etp = size_of(r->groups.etp), from = 0, at = 0;
+    (void)worker;
+    for (int64_t e = 0; e < expert; e++)
+        at += r->local_counts[e];
+    for (int64_t t = 0; t < etp; t++)
+        for (int64_t p = 0; p < ep; p++) {
+            const int64_t *counts = r->source_counts + source(r, p, t) * r->experts + r->first_expert;
+            for (int64_t before = 0; before < expert; before++)
+                from += counts[before];
+            char *here = o->arrived + (size_t)from * o->bytes, *there = o->ordered + (size_t)at * o->bytes;
+            memcpy(o->to_experts ? there : here, o->to_experts ? here : there, (size_t)counts[expert] * o->bytes);
+            at += counts[expert];
+            for (int64_t rest = expert; rest < r->local_experts; rest++)
+                from += counts[rest];
+        }
+}
+
+/* *out: the rows in the other order, which may be the same tensor. */
+static loom_status order_rows(
+    loom_tape *tape, const loom__routed *r, loom_tensor *rows, bool to_experts, loom_tensor **out) {
+    if (arrive_in_order(r)) {
+        *out = loom_tensor_retain(rows);
+        return LOOM_OK;
     }
+    loom_tensor *made;
+    LOOM_TRY(create_rows(tape, rows->dtype, r->expert_rows, rows->shape[1], &made));
+    ordering o = {r, (size_t)rows->shape[1] * loom_dtype_size(rows->dtype), to_experts ? rows->data : made->data,
+        to_experts ? made->data : rows->data, to_experts};
+    loom_team_run(TEAM(tape), order_expert, &o, r->local_experts);
+    *out = made;
+    return LOOM_OK;
 }
 
 /* ---- sizes of what travels ---- */
@@ -95,10 +129,6 @@ static loom_status make_ways(const loom__routed *r, int64_t h, ways *w) {
     for (int64_t t = 0; t < etp; t++)
         w->parts[t] = received_by(r, t) * h;
     return LOOM_OK;
-}
-
-static loom_status create_rows(loom_tape *tape, loom_dtype dtype, int64_t rows, int64_t h, loom_tensor **tensor) {
-    return loom_tensor_create(loom_tape_rank(tape), dtype, 2, (int64_t[]){rows, h}, tensor);
 }
 
 /* ---- over ep: what an all-to-all does, or a gather of all rows, of which each rank takes its own ---- */
@@ -180,9 +210,7 @@ static loom_status to_experts(loom_tape *tape, const loom__routed *r, loom_tenso
         all = loom_tensor_retain(received);
     }
     if (!status)
-        status = create_rows(tape, rows->dtype, r->expert_rows, h, &ordered);
-    if (!status)
-        order_rows(r, (size_t)h * loom_dtype_size(rows->dtype), all->data, ordered->data, true);
+        status = order_rows(tape, r, all, true, &ordered);
     free_ways(&w);
     loom_tensor_release(received);
     loom_tensor_release(all);
@@ -200,9 +228,7 @@ static loom_status from_experts(loom_tape *tape, const loom__routed *r, loom_ten
     loom_tensor *all = NULL, *sum = NULL, *back = NULL;
     ways w;
     LOOM_TRY(make_ways(r, h, &w));
-    loom_status status = create_rows(tape, rows->dtype, r->expert_rows, h, &all);
-    if (!status)
-        order_rows(r, (size_t)h * loom_dtype_size(rows->dtype), all->data, rows->data, false);
+    loom_status status = order_rows(tape, r, rows, false, &all);
     if (!status && size_of(r->groups.etp) > 1) {
         status = create_rows(tape, rows->dtype, mine, h, &sum);
         if (!status)
@@ -228,53 +254,6 @@ static loom_status from_experts(loom_tape *tape, const loom__routed *r, loom_ten
     return LOOM_OK;
 }
 
-/* ---- a token's rows ---- */
-
-/* fp32 values of a row, in `wide` where the row is narrow. */
-static const float *widened(loom_dtype dtype, const void *row, int64_t h, float *wide) {
-    const uint16_t *narrow = row;
-    if (dtype == LOOM_F32)
-        return row;
-    for (int64_t c = 0; c < h; c++)
-        wide[c] = dtype == LOOM_BF16 ? loom_bf16_to_f32(narrow[c]) : loom_f16_to_f32(narrow[c]);
-    return wide;
-}
-
-static void narrowed(loom_dtype dtype, const float *wide, int64_t h, void *row) {
-    uint16_t *narrow = row;
-    if (dtype == LOOM_F32)
-        memcpy(row, wide, (size_t)h * sizeof *wide);
-    else
-        for (int64_t c = 0; c < h; c++)
-            narrow[c] = dtype == LOOM_BF16 ? loom_f32_to_bf16(wide[c]) : loom_f32_to_f16(wide[c]);
-}
-
-/* out [tokens, h] = for each token the sum over its rows of weight * row, in fp32, rounded once. probs NULL: weights
- * of 1.
- */
-static loom_status sum_rows(
-    loom_tape *tape, const loom__routed *r, const loom_tensor *rows, const loom_tensor *probs, loom_tensor *out) {
-    const int64_t h = rows->shape[1];
-    loom_tensor *sums = NULL;
-    LOOM_TRY(create_rows(tape, LOOM_F32, r->tokens + 1, h, &sums));
-    float *sum = loom_tensor_f32(sums), *wide = sum + r->tokens * h;
-    memset(sum, 0, (size_t)(r->tokens * h) * sizeof *sum);
-    int64_t row = 0;
-    for (int64_t e = 0; e < r->experts; e++)
-        for (int64_t i = 0; i < r->counts[e]; i++, row++) {
-            const int64_t token = r->token[row];
-            const float *from = widened(rows->dtype, loom__element(rows, row * h), h, wide);
-            const float weight = probs ? loom_tensor_f32(probs)[token * r->experts + e] : 1.0f;
-            float *to = sum + token * h;
-            for (int64_t c = 0; c < h; c++)
-                to[c] += weight * from[c];
-        }
-    for (int64_t token = 0; token < r->tokens; token++)
-        narrowed(out->dtype, sum + token * h, h, loom__element(out, token * h));
-    loom_tensor_release(sums);
-    return LOOM_OK;
-}
-
 /* ---- dispatch ---- */
 
 typedef struct dispatch_state {
@@ -294,7 +273,7 @@ static loom_status dispatch_input(loom_tape *tape, loom_node *node, loom_tensor 
         status = loom_tensor_create(
             loom_tape_rank(tape), d_rows->dtype, 3, (int64_t[]){state->s, state->b, d_rows->shape[1]}, &d_x);
     if (!status)
-        status = sum_rows(tape, state->routed, mine, NULL, d_x);
+        status = loom__sum_rows(tape, state->routed, mine, NULL, d_x);
     loom_tensor_release(mine);
     if (status) {
         loom_tensor_release(d_x);
@@ -308,15 +287,13 @@ static const loom_op dispatch_op = {"expert dispatch", dispatch_input, NULL, dis
 loom_status loom__expert_dispatch(loom_tape *tape, loom_tensor *x, loom__routed *routed, loom_tensor **rows) {
     LOOM_TRY(loom__check_dtype(tape, dispatch_op.name, x));
     LOOM_TRY(loom_tensor_ready(x));
-    const int64_t h = x->shape[2];
-    const size_t bytes = (size_t)h * loom_dtype_size(x->dtype);
     loom_tensor *mine = NULL, *out = NULL;
     loom_node *node = NULL;
-    loom_status status = create_rows(tape, x->dtype, routed->rows, h, &mine);
-    for (int64_t row = 0; !status && row < routed->rows; row++)
-        memcpy(loom__element(mine, row * h), loom__element(x, routed->token[row] * h), bytes);
-    if (!status)
+    loom_status status = create_rows(tape, x->dtype, routed->rows, x->shape[2], &mine);
+    if (!status) {
+        loom__copy_rows(tape, routed, x, mine);
         status = to_experts(tape, routed, mine, &out);
+    }
     loom_tensor_release(mine);
     if (!status)
         status =
@@ -335,44 +312,19 @@ loom_status loom__expert_dispatch(loom_tape *tape, loom_tensor *x, loom__routed 
 
 /* ---- combine ---- */
 
-/* d_probs of each row = d_output of its token . the row, and d_row = weight * d_output. */
-static void combine_gradients(const loom__routed *r, const loom_tensor *rows, const loom_tensor *probs,
-    const loom_tensor *d_out, float *wide, float *d_probs, loom_tensor *d_rows) {
-    const int64_t h = rows->shape[1];
-    int64_t row = 0;
-    for (int64_t e = 0; e < r->experts; e++)
-        for (int64_t i = 0; i < r->counts[e]; i++, row++) {
-            const int64_t token = r->token[row], at = token * r->experts + e;
-            const float weight = loom_tensor_f32(probs)[at];
-            const float *value = widened(rows->dtype, loom__element(rows, row * h), h, wide);
-            const float *d = widened(d_out->dtype, loom__element(d_out, token * h), h, wide + h);
-            double dot = 0;
-            for (int64_t c = 0; c < h; c++) {
-                dot += (double)value[c] * (double)d[c];
-                wide[2 * h + c] = weight * d[c];
-            }
-            d_probs[at] = (float)dot;
-            narrowed(d_rows->dtype, wide + 2 * h, h, loom__element(d_rows, row * h));
-        }
-}
-
 static loom_status combine_input(loom_tape *tape, loom_node *node, loom_tensor *d_out) {
     const dispatch_state *state = loom_node_state(node);
     const loom__routed *r = state->routed;
     loom_tensor *rows = loom_node_saved(node, 0), *probs = loom_node_saved(node, 1);
     const int64_t h = rows->shape[1];
-    loom_tensor *scratch = NULL, *d_probs = NULL, *d_mine = NULL, *d_rows = NULL;
-    loom_status status = create_rows(tape, LOOM_F32, 3, h, &scratch);
-    if (!status)
-        status = create_rows(tape, LOOM_F32, r->tokens, r->experts, &d_probs);
+    loom_tensor *d_probs = NULL, *d_mine = NULL, *d_rows = NULL;
+    loom_status status = create_rows(tape, LOOM_F32, r->tokens, r->experts, &d_probs);
     if (!status)
         status = create_rows(tape, rows->dtype, r->rows, h, &d_mine);
-    if (!status) {
-        memset(d_probs->data, 0, (size_t)loom_tensor_count(d_probs) * sizeof(float));
-        combine_gradients(r, rows, probs, d_out, loom_tensor_f32(scratch), loom_tensor_f32(d_probs), d_mine);
+    if (!status)
+        status = loom__sum_rows_backward(tape, r, rows, probs, d_out, d_probs, d_mine);
+    if (!status)
         status = to_experts(tape, r, d_mine, &d_rows);
-    }
-    loom_tensor_release(scratch);
     loom_tensor_release(d_mine);
     if (status) {
         loom_tensor_release(d_probs);
@@ -398,7 +350,7 @@ loom_status loom__expert_combine(loom_tape *tape, loom_tensor *rows, loom_tensor
     if (!status)
         status = loom_tensor_create(loom_tape_rank(tape), rows->dtype, 3, (int64_t[]){s, b, rows->shape[1]}, &out);
     if (!status)
-        status = sum_rows(tape, routed, mine, probs, out);
+        status = loom__sum_rows(tape, routed, mine, probs, out);
     if (!status)
         status = loom_tape_record(
             tape, &combine_op, sizeof(dispatch_state), (loom_tensor *[]){rows, probs}, 2, NULL, 0, out, &node);

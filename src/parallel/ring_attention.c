@@ -133,6 +133,12 @@ static bool block_of(const ring_state *state, int64_t q, int64_t member, int64_t
     return sees(block, block->q_offset, block->kv_offset);
 }
 
+/* What a trace shows of a piece's blocks, which its neighbours' messages pass under. */
+static void add_span(loom_rank *rank, uint64_t start) {
+    loom__span_add(
+        rank, &(loom__span){.kind = LOOM_SPAN_ATTENTION, .bucket = -1, .start = start, .end = loom__span_clock(rank)});
+}
+
 /* ---- forward ---- */
 
 typedef struct running {
@@ -163,6 +169,7 @@ static loom_status attend(loom_tape *tape, const ring_state *state, loom_tensor 
     int64_t first, int64_t member, const exchange *under_way, running *r) {
     const int64_t b = state->block.b, s = state->block.s_q, d = state->block.d;
     const int64_t each = b * state->block.n * s;
+    const uint64_t start = loom__span_clock(loom_tape_rank(tape));
     for (int64_t q = 0; q < state->chunks; q++)
         for (int64_t k = 0; k < state->chunks; k++) {
             loom_attention_block block;
@@ -175,6 +182,7 @@ static loom_status attend(loom_tape *tape, const ring_state *state, loom_tensor 
                 loom_tensor_f32(r->sum) + q * each);
             LOOM_TRY(advance(under_way));
         }
+    add_span(loom_tape_rank(tape), start);
     return LOOM_OK;
 }
 
@@ -266,6 +274,7 @@ static loom_status attend_backward(
     const loom_dtype dtype = w->qkv->dtype;
     const int64_t b = state->block.b, s = state->block.s_q, d = state->block.d, n = state->block.n;
     const int64_t each = b * n * s, fused = s * b * state->block.q_stride, piece = s * b * packed_width(state);
+    const uint64_t start = loom__span_clock(loom_tape_rank(tape));
     for (int64_t q = 0; q < state->chunks; q++)
         for (int64_t k = 0; k < state->chunks; k++) {
             loom_attention_block block;
@@ -289,6 +298,7 @@ static loom_status attend_backward(
             }
             LOOM_TRY(advance(under_way));
         }
+    add_span(loom_tape_rank(tape), start);
     return LOOM_OK;
 }
 

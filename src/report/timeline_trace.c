@@ -11,18 +11,23 @@ static void put_time(FILE *out, const char *name, double microseconds) {
     fprintf(out, ",\"%s\":%" PRId64 ".%03d", name, nanoseconds / 1000, (int)(nanoseconds % 1000));
 }
 
-static const char *const span_names[] = {
-    "gradient reduction", "parameter gather", "optimizer step", "key exchange", "key gradient exchange"};
+static const char *const span_names[] = {"gradient reduction", "parameter gather", "optimizer step", "key exchange",
+    "key gradient exchange", "attention of a piece"};
+
+/* These are computations, which lie inside of those of the schedule or between them. */
+static bool nests(loom_span_kind kind) {
+    return kind == LOOM_SPAN_OPTIMIZER_STEP || kind == LOOM_SPAN_ATTENTION;
+}
 
 static loom_status check_spans(const loom_timeline *timeline, loom__timeline_extent *extent) {
     for (int64_t i = 0; i < timeline->span_count; i++) {
         const loom_timeline_span *at = &timeline->spans[i];
-        if (at->row < 0 || at->row >= timeline->stages || (unsigned)at->kind > LOOM_SPAN_GRADIENT_EXCHANGE ||
+        if (at->row < 0 || at->row >= timeline->stages || (unsigned)at->kind > LOOM_SPAN_ATTENTION ||
             !isfinite(at->start) || !isfinite(at->end) || at->end < at->start)
             return loom_fail(LOOM_ERR_ARGUMENT,
                 "span %" PRId64 " (kind %d of row %" PRId64 ", from %g to %g) does not fit a timeline of %" PRId64
                 " rows: expected one of them, a kind from 0 to %d, and an end not before the begin",
-                i, (int)at->kind, at->row, at->start, at->end, timeline->stages, (int)LOOM_SPAN_GRADIENT_EXCHANGE);
+                i, (int)at->kind, at->row, at->start, at->end, timeline->stages, (int)LOOM_SPAN_ATTENTION);
         bool first = i == 0 && timeline->event_count == 0;
         extent->begin = first || at->start < extent->begin ? at->start : extent->begin;
         extent->end = first || at->end > extent->end ? at->end : extent->end;
@@ -42,7 +47,7 @@ static void put_row_name(FILE *out, const loom_timeline *timeline, int64_t row) 
 static void put_span(FILE *out, const loom_timeline *timeline, int64_t number, double begin, double factor) {
     const loom_timeline_span *at = &timeline->spans[number];
     const char *name = span_names[at->kind];
-    if (at->kind == LOOM_SPAN_OPTIMIZER_STEP) {
+    if (nests(at->kind)) {
         fprintf(out, ",\n{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%" PRId64, name, name, at->row);
         put_time(out, "ts", (at->start - begin) * factor);
         put_time(out, "dur", (at->end - at->start) * factor);
@@ -67,7 +72,7 @@ static void name_communication(FILE *out, const loom_timeline *timeline) {
     for (int64_t row = 0; row < timeline->stages; row++) {
         bool communicates = false;
         for (int64_t i = 0; i < timeline->span_count && !communicates; i++)
-            communicates = timeline->spans[i].row == row && timeline->spans[i].kind != LOOM_SPAN_OPTIMIZER_STEP;
+            communicates = timeline->spans[i].row == row && !nests(timeline->spans[i].kind);
         if (!communicates)
             continue;
         fprintf(out, ",\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%" PRId64 ",\"args\":{\"name\":\"", 1 + row);

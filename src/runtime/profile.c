@@ -117,6 +117,21 @@ static int64_t width(loom_activation act, int64_t f) {
     return loom_activation_is_gated(act) ? 2 * f : f;
 }
 
+static double flops_of(int64_t count, const loom_product *products) {
+    double flops = 0;
+    for (const loom_product *p = products; p < products + count; p++)
+        flops += 2.0 * product(p->m, p->n) * (double)p->k;
+    return flops;
+}
+
+static double bytes_of(int64_t count, const loom_product *products, double factor_bytes, double c_bytes) {
+    double bytes = 0;
+    for (const loom_product *p = products; p < products + count; p++)
+        bytes += factor_bytes * (product(p->m, p->k) + product(p->k, p->n)) +
+                 c_bytes * (p->accumulate ? 2.0 : 1.0) * product(p->m, p->n);
+    return bytes;
+}
+
 /* X(kernel, parameters, arguments, floating point operations, bytes): what a call must compute and move at least.
  * Operations are counted where they are matrix products, bytes where the memory sets the pace. Those of both tables
  * first, with their element; then those of fp32 alone and of 16 bits alone. */
@@ -126,6 +141,11 @@ static int64_t width(loom_activation act, int64_t f) {
             int64_t lda, const ELEMENT *b, int64_t ldb, bool accumulate, ELEMENT *c, int64_t ldc),                     \
         (team, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, accumulate, c, ldc), 2.0 * product(m, n) * (double)k, \
         (double)sizeof(ELEMENT) * (product(m, k) + product(k, n) + (accumulate ? 2.0 : 1.0) * product(m, n)))          \
+    X(gemm_grouped,                                                                                                    \
+        (loom_team * team, bool trans_a, bool trans_b, int64_t count, const loom_product *products, int64_t lda,       \
+            int64_t ldb, int64_t ldc),                                                                                 \
+        (team, trans_a, trans_b, count, products, lda, ldb, ldc), flops_of(count, products),                           \
+        bytes_of(count, products, (double)sizeof(ELEMENT), (double)sizeof(ELEMENT)))                                   \
     X(bias_add, (loom_team * team, int64_t rows, int64_t cols, const ELEMENT *x, const float *bias, ELEMENT *y),       \
         (team, rows, cols, x, bias, y), 0, (double)sizeof(ELEMENT) * (2 * product(rows, cols)))                        \
     X(bias_gradient,                                                                                                   \
@@ -255,7 +275,12 @@ static int64_t width(loom_activation act, int64_t f) {
         (loom_team * team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,                   \
             const uint16_t *a, int64_t lda, const uint16_t *b, int64_t ldb, bool accumulate, float *c, int64_t ldc),   \
         (team, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, accumulate, c, ldc), 2.0 * product(m, n) * (double)k, \
-        2.0 * (product(m, k) + product(k, n)) + floats((accumulate ? 2.0 : 1.0) * product(m, n)))
+        2.0 * (product(m, k) + product(k, n)) + floats((accumulate ? 2.0 : 1.0) * product(m, n)))                      \
+    X(gemm_grouped_f32,                                                                                                \
+        (loom_team * team, bool trans_a, bool trans_b, int64_t count, const loom_product *products, int64_t lda,       \
+            int64_t ldb, int64_t ldc),                                                                                 \
+        (team, trans_a, trans_b, count, products, lda, ldb, ldc), flops_of(count, products),                           \
+        bytes_of(count, products, 2.0, 4.0))
 
 typedef struct visit {
     profiler *profiler;

@@ -68,8 +68,42 @@ static void losses_of_the_router_weigh_the_same(void **state) {
         {.ranks = 4, .cp = 2, .tp = 2, .sp = true, .experts = 4, .coefficient = 1, .score = "sigmoid"},
         {.ranks = 2, .experts = 4, .coefficient = 1, .average = true},
         {.ranks = 2, .experts = 4, .coefficient = 1, .documents = true},
-        {.cp = 2, .experts = 4, .coefficient = 1, .documents = true}};
+        {.cp = 2, .experts = 4, .coefficient = 1, .documents = true},
+        {.tp = 2, .sp = true, .experts = 4, .balance = "global_aux_loss", .coefficient = 1},
+        {.cp = 2, .experts = 4, .balance = "global_aux_loss", .coefficient = 1, .full = true},
+        {.pp = 2, .vpp = 2, .experts = 4, .balance = "global_aux_loss", .coefficient = 1},
+        {.tp = 2,
+            .sp = true,
+            .experts = 4,
+            .balances = {"global_aux_loss", "aux_loss", "seq_aux_loss"},
+            .coefficients = {1, 0.5, 0.5},
+            .micro = 2}};
     ALL_EQUAL_ONE_RANK(cases);
+}
+
+static void must_be_alike(const shared_case *a, const shared_case *b) {
+    shared_result found = run_it(a), wanted = run_it(b);
+    shared_case c = filled(a);
+    if (compare(&c, &found, &wanted))
+        fail_msg("%s", loom_error_message());
+}
+
+/* What data ranks route at once is one call: the same as a larger microbatch of one rank. */
+static void a_global_loss_is_of_all_data_ranks_and_of_one_step(void **state) {
+    (void)state;
+    const char *global = "global_aux_loss";
+    const shared_case data = {.ranks = 2, .experts = 4, .ep = 2, .balance = global, .coefficient = 1, .micro = 2};
+    const shared_case averaged = {
+        .ranks = 2, .experts = 4, .balance = global, .coefficient = 1, .micro = 2, .average = true};
+    const shared_case alone = {.experts = 4, .balance = global, .coefficient = 1, .micro = 4};
+    const shared_case aux = {.experts = 4, .coefficient = 1, .micro = 4};
+    must_be_alike(&data, &alone);
+    must_be_alike(&averaged, &alone);
+    /* With one call a step it is that of the microbatch, in every step. */
+    must_be_alike(&alone, &aux);
+    const shared_case calls = {.experts = 4, .balance = global, .coefficient = 1};
+    const shared_case each = {.experts = 4, .coefficient = 1};
+    assert_true(fabs(run_it(&calls).norm[0] - run_it(&each).norm[0]) > 1e-4);
 }
 
 static void losses_of_the_router_reach_its_gradient(void **state) {
@@ -106,8 +140,11 @@ static void what_cannot_be_shared_is_refused_with_its_numbers(void **state) {
     expect_refusal((shared_case){.ranks = 2, .tp = 2, .experts = 4}, "needs sequence_parallel true");
     expect_refusal((shared_case){.ranks = 1, .experts = 4, .topk = 5}, "moe_router_topk is 5");
     expect_refusal((shared_case){.ranks = 1, .experts = 4, .topk = 1}, "moe_router_pre_softmax");
-    expect_refusal((shared_case){.ranks = 1, .experts = 4, .balance = "global_aux_loss"},
-        "not supported yet: moe_router_load_balancing_type global_aux_loss; what works: aux_loss, seq_aux_loss");
+    expect_refusal((shared_case){.ranks = 1, .experts = 4, .balance = "even"}, "found even, expected one of aux_loss");
+    expect_refusal((shared_case){.ranks = 1, .experts = 4, .balances = {"aux_loss", "sinkhorn"}},
+        "found sinkhorn in a list of 2, expected it alone");
+    expect_refusal(
+        (shared_case){.ranks = 1, .experts = 4, .balances = {"aux_loss", "aux_loss"}}, "found aux_loss twice");
     expect_refusal(
         (shared_case){.ranks = 1, .experts = 4, .dispatcher = "ring"}, "found ring, expected one of alltoall");
     expect_refusal((shared_case){.ranks = 2, .ep = 2}, "expected 1 for a model without experts");
@@ -134,6 +171,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(stages_without_experts_go_along),
         cmocka_unit_test(losses_of_the_router_weigh_the_same),
         cmocka_unit_test(losses_of_the_router_reach_its_gradient),
+        cmocka_unit_test(a_global_loss_is_of_all_data_ranks_and_of_one_step),
         cmocka_unit_test(what_finds_no_room_is_dropped_on_any_rank),
         cmocka_unit_test(what_cannot_be_shared_is_refused_with_its_numbers),
     };

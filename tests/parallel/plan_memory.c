@@ -58,15 +58,15 @@ static const planned_case cases[] = {
     {"experts in bf16, a shared one, layers without, recomputed",
         {"ranks=4", EXPERTS, "strategy.expert_model_parallel_size=2", "precision=bf16-mixed", "model.moe_layer_freq=2",
             "model.moe_shared_expert_intermediate_size=352", "model.recompute=full"}},
-    {"experts over 2, with a shared one, recomputed without the rest of their layers",
-        {"ranks=2", EXPERTS, "strategy.expert_model_parallel_size=2", "model.moe_shared_expert_intermediate_size=352",
-            "model.moe_layer_recompute=true"}},
     {"experts over 8, gathered",
         {"ranks=8", EXPERTS, "model.num_moe_experts=8", "strategy.expert_model_parallel_size=8",
             "model.moe_token_dispatcher_type=allgather", "model.num_layers=1", "model.vocab_size=64"}},
     {"experts over 4, by all-to-all, recomputed",
         {"ranks=4", EXPERTS, "strategy.expert_model_parallel_size=4", "model.moe_token_dispatcher_type=alltoall",
             "model.num_layers=2", "model.vocab_size=64", "model.recompute=full"}},
+    {"experts over 2, with a shared one, recomputed without the rest of their layers",
+        {"ranks=2", EXPERTS, "strategy.expert_model_parallel_size=2", "model.moe_shared_expert_intermediate_size=352",
+            "model.moe_layer_recompute=true"}},
     {"qwen3 in bf16, deep", {"ranks=1", "model.architecture=qwen3", "precision=bf16-mixed", "model.num_layers=12"}},
 };
 enum { CASES = sizeof cases / sizeof *cases };

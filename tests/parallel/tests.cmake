@@ -25,4 +25,4 @@ foreach(ranks 2 3 4)
 endforeach()
 set_tests_properties(parallel.mpi_ends parallel.mpi_collectives PROPERTIES LABELS "parallel;mpi"
   ENVIRONMENT "${mpi_environment}")
-set_tests_properties(parallel.pipeline_steps PROPERTIES ENVIRONMENT MEGALOOM_MPIRUN=${MPIEXEC_EXECUTABLE})
+set_tests_properties(parallel.pipeline_steps parallel.exchanges_end PROPERTIES ENVIRONMENT MEGALOOM_MPIRUN=${MPIEXEC_EXECUTABLE})

@@ -1,20 +1,95 @@
 /* What a trace shows beside the computations: reductions of buckets under the backward or behind it, gathers of
- * parameters behind the optimizer's step, keys and values under the attention that they come for. Rank 0 reads the file
- * that it has written. Under mpirun the program is one of the two ranks. */
+ * parameters behind the optimizer's step, keys and values under the attention that comes before theirs. Rank 0 reads
+ * the file that it has written. Under mpirun the program is one of the two ranks. */
 #include "small_model.h"
 #include "support.h"
 #include <jansson.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { RANKS = 2, STEPS = 2, MICROBATCHES = 2 };
 
 typedef struct trace_case {
     bool overlaps, shards, ring;
+    bool held; /* rank 1 gives nothing into the ring before rank 0 computes what its message is to pass under */
     char folder[256];
 } trace_case;
+
+/* ---- a rank that comes late ----
+ *
+ * On thread ranks nothing is left to chance: rank 1 gives its keys, and later their gradients, into the ring when rank
+ * 0 has begun the blocks that they are to pass under. Would rank 0 wait for them first, neither came on: rank 1 stops
+ * holding back after a while, and the trace shows the transfers before the blocks. */
+
+enum { CHUNKS = 2, OWN_BLOCKS = 3 /* of a causal square of two chunks */ };
+
+static const loom_kernels *plain;
+static _Atomic int64_t forwards_begun, backwards_begun; /* rank 0: rounds … */
+static _Atomic int64_t second_halves_begun;             /* … and in the backward its second step */
+static _Atomic bool gave_up;
+static _Thread_local int rank_index = -1;
+static _Thread_local int64_t begins, deltas, blocks; /* calls of this rank; blocks of the backward's round */
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void nothing(void *argument, int64_t item, int worker) {
+    (void)argument, (void)item, (void)worker;
+}
+
+/* Messages move on meanwhile, as they do between the items of a kernel. */
+static void hold_back(loom_team *team, const _Atomic int64_t *count, int64_t wanted) {
+    for (double until = seconds_now() + 5; atomic_load(count) < wanted && !atomic_load(&gave_up);) {
+        loom_team_run(team, nothing, NULL, 1);
+        if (seconds_now() > until)
+            atomic_store(&gave_up, true);
+    }
+}
+
+static void held_begin(
+    loom_team *team, const loom_attention_block *block, float *accumulator, float *maximum, float *sum) {
+    if (begins++ % CHUNKS == 0 && rank_index == 1)
+        hold_back(team, &forwards_begun, begins / CHUNKS + 1);
+    plain->attention_begin(team, block, accumulator, maximum, sum);
+}
+
+static void held_block(loom_team *team, const loom_attention_block *block, const float *q, const float *k,
+    const float *v, float *accumulator, float *maximum, float *sum) {
+    if (rank_index == 0)
+        atomic_store(&forwards_begun, begins / CHUNKS);
+    plain->attention_block(team, block, q, k, v, accumulator, maximum, sum);
+}
+
+static void held_delta(loom_team *team, const loom_attention_block *block, const float *out, const float *d_out,
+    int64_t out_stride, float *delta) {
+    if (deltas++ % CHUNKS == 0 && rank_index == 1)
+        hold_back(team, &backwards_begun, deltas / CHUNKS + 1);
+    blocks = 0;
+    plain->attention_delta(team, block, out, d_out, out_stride, delta);
+}
+
+static void held_block_backward(loom_team *team, const loom_attention_block *block, const float *q, const float *k,
+    const float *v, const float *d_out, int64_t out_stride, const float *log_sum_exp, const float *delta,
+    bool accumulate_q, bool accumulate_kv, float *d_q, float *d_k, float *d_v) {
+    if (rank_index == 0) {
+        atomic_store(&backwards_begun, deltas / CHUNKS);
+        if (++blocks > OWN_BLOCKS)
+            atomic_store(&second_halves_begun, deltas / CHUNKS);
+    } else if (blocks++ == 0) {
+        hold_back(team, &second_halves_begun, deltas / CHUNKS);
+    }
+    plain->attention_block_backward(
+        team, block, q, k, v, d_out, out_stride, log_sum_exp, delta, accumulate_q, accumulate_kv, d_q, d_k, d_v);
+}
+
+/* ---- what the file says ---- */
 
 /* Events of one name (up to a comma) of one row, in time's order; microseconds. */
 typedef struct found {
@@ -120,12 +195,29 @@ static loom_status check_exchanges(const json_t *events, const char *name, int64
     return LOOM_OK;
 }
 
-static loom_status check_ring(const json_t *events, int64_t rank) {
+/* Each transfer that a computation follows is open when that begins, and still afterwards. */
+static loom_status check_overlap(
+    const json_t *events, const char *name, int64_t rank, const found *pieces, int64_t wanted) {
+    found exchanges;
+    int64_t under = 0;
+    LOOM_TRY(find(events, name, 1 + rank, 0, &exchanges));
+    for (int64_t i = 0; i < exchanges.count; i++)
+        for (int64_t k = 0; k < pieces->count; k++)
+            if (exchanges.begin[i] <= pieces->begin[k] && pieces->begin[k] < exchanges.end[i]) {
+                under++;
+                break;
+            }
+    CHECK(under == wanted, "rank %lld computes under %lld times %s, expected %lld of %lld", (long long)rank,
+        (long long)under, name, (long long)wanted, (long long)exchanges.count);
+    return LOOM_OK;
+}
+
+static loom_status check_ring(const trace_case *c, const json_t *events, int64_t rank) {
     enum {
         LAYERS = 2,
         PIECE = 4 * 2 * 2 * 16 * 4
     }; /* bytes of a piece: rows, samples, keys and values, width, float */
-    found forwards, backwards;
+    found forwards, backwards, pieces;
     const json_t *at;
     size_t i;
     LOOM_TRY(find(events, "forward", 0, rank, &forwards));
@@ -134,6 +226,13 @@ static loom_status check_ring(const json_t *events, int64_t rank) {
     /* Keys go once in the forward and once in the backward of two ranks; their gradient is at home after two. */
     LOOM_TRY(check_exchanges(events, "key exchange", rank, 2 * layers, &forwards, &backwards));
     LOOM_TRY(check_exchanges(events, "key gradient exchange", rank, 2 * layers, &backwards, &(found){0}));
+    LOOM_TRY(find(events, "attention of a piece", 0, rank, &pieces));
+    CHECK(pieces.count == 2 * RANKS * layers, "attention of %lld pieces", (long long)pieces.count);
+    if (c->held && rank == 0) {
+        LOOM_TRY(check_overlap(events, "key exchange", rank, &pieces, 2 * layers));
+        /* That of a round's second step goes home when nothing is left to compute. */
+        LOOM_TRY(check_overlap(events, "key gradient exchange", rank, &pieces, layers));
+    }
     json_array_foreach(events, i, at) {
         const json_t *arguments = json_object_get(at, "args");
         if (is_named(at, "key exchange") || is_named(at, "key gradient exchange"))
@@ -168,7 +267,7 @@ static loom_status check_file(const trace_case *c) {
     for (int64_t rank = 0; rank < RANKS && !status; rank++) {
         status = check_rank(c, events, rank, buckets);
         if (!status && c->ring)
-            status = check_ring(events, rank);
+            status = check_ring(c, events, rank);
     }
     json_decref(file);
     return status;
@@ -188,6 +287,8 @@ static loom_status traced(loom_rank *rank, small_run *run, const trace_case *c) 
 
 static loom_status train(loom_rank *rank, void *argument) {
     const trace_case *c = argument;
+    rank_index = loom_rank_index(rank);
+    begins = deltas = 0;
     loom_megatron_strategy_config config = loom_megatron_strategy_config_default();
     config.ddp_config.overlap_grad_reduce = c->overlaps;
     config.ddp_config.bucket_size = 1000;
@@ -218,6 +319,14 @@ static void remove_folder(const trace_case *c) {
 static void run_case(bool overlaps, bool shards, bool ring) {
     trace_case c = {.overlaps = overlaps, .shards = shards, .ring = ring};
     loom_run_options options = test_options();
+    plain = options.kernels ? options.kernels : loom_kernels_fast();
+    loom_kernels held = *plain;
+    held.attention_begin = held_begin;
+    held.attention_block = held_block;
+    held.attention_delta = held_delta;
+    held.attention_block_backward = held_block_backward;
+    c.held = ring;
+    options.kernels = ring ? &held : plain;
     make_folder(&c);
     loom_status status = loom_run_local(RANKS, train, &c, &options);
     remove_folder(&c);

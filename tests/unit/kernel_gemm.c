@@ -113,9 +113,60 @@ static void nan_in_a_factor_shows_in_its_row(void **state) {
     }
 }
 
+/* Small, large, empty and deep products of one group, in every transposition. */
+static void grouped_products_are_near_the_double_reference(void **state) {
+    enum { PRODUCTS = 6, N = 150, FEW = 3, MOST = 700 };
+    static const int64_t rows[PRODUCTS] = {1, 0, MOST, 40, 0, 130};
+    (void)state;
+    /* How many rows a product has is its m, or its k as in the gradients of weights. */
+    for (int choice = 0; choice < 8; choice++) {
+        bool trans_a = choice & 1, trans_b = choice & 2, deep = choice & 4;
+        int64_t lda = MOST + PADDING, ldb = MOST + PADDING, ldc = N + PADDING;
+        size_t each = (size_t)(MOST * lda), c_each = (size_t)(MOST * ldc), c_count = PRODUCTS * c_each;
+        float *a = numbers(PRODUCTS * each, 1), *b = numbers(PRODUCTS * each, 2), *c = numbers(c_count, 3);
+        double *a64 = widened(a, PRODUCTS * each), *b64 = widened(b, PRODUCTS * each), *c64 = widened(c, c_count);
+        loom_product products[PRODUCTS], products64[PRODUCTS];
+        for (int i = 0; i < PRODUCTS; i++) {
+            products[i] = (loom_product){deep ? FEW : rows[i], N, deep ? rows[i] : FEW, a + (size_t)i * each,
+                b + (size_t)i * each, NULL, i % 2 == 1};
+            products64[i] = products[i];
+            products64[i].a = a64 + (size_t)i * each;
+            products64[i].b = b64 + (size_t)i * each;
+            products64[i].c = c64 + (size_t)i * c_each;
+        }
+        loom__ref64_gemm_grouped(NULL, trans_a, trans_b, PRODUCTS, products64, lda, ldb, ldc);
+        for (int t = 0; t < TABLES; t++) {
+            const loom_kernels *table = loom_kernels_find(table_names[t]);
+            float *alone = NULL;
+            for (int team = 0; table && team < TEAMS; team++) {
+                float *found = room_for(c_count * sizeof *found);
+                memcpy(found, c, c_count * sizeof *c);
+                for (int i = 0; i < PRODUCTS; i++)
+                    products[i].c = found + (size_t)i * c_each;
+                table->gemm_grouped(teams[team], trans_a, trans_b, PRODUCTS, products, lda, ldb, ldc);
+                assert_close(table->name, found, c64, c_count, tolerance_for(MOST, largest_of(c64, c_count)));
+                if (alone) {
+                    assert_memory_equal(alone, found, c_count * sizeof *c);
+                    free(found);
+                } else {
+                    alone = found;
+                }
+            }
+            free(alone);
+        }
+        free(a);
+        free(b);
+        free(c);
+        free(a64);
+        free(b64);
+        free(c64);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(product_is_near_the_double_reference),
+        cmocka_unit_test(grouped_products_are_near_the_double_reference),
         cmocka_unit_test(any_team_gives_the_same_bits),
         cmocka_unit_test(output_that_is_not_accumulated_is_never_read),
         cmocka_unit_test(nan_in_a_factor_shows_in_its_row),

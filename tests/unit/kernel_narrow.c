@@ -199,6 +199,57 @@ static void product_is_near_the_double_reference_for_any_team(void **state) {
                     check_product(loom_kernels_find(table_names[t]), &kinds[i], &cases[c], transpositions);
 }
 
+/* Unlike products of one group, an empty one among them. The bits are those of the first team. */
+static void check_group(const loom_kernels *table, const kind *of, bool trans_a, bool trans_b) {
+    enum { PRODUCTS = 4, SIDE = 160, EACH = SIDE * SIDE, ALL = PRODUCTS * EACH };
+    static const int64_t rows[PRODUCTS] = {SIDE, 0, 7, 65}, depths[PRODUCTS] = {9, SIDE, 0, SIDE};
+    const loom_kernels16 *kernels = kernels_of(table, of);
+    float *a = numbers(ALL, 1), *b = numbers(ALL, 2), *c = numbers(ALL, 3), *wide = room_for(ALL * sizeof *wide);
+    uint16_t *a16 = narrow_form(of, a, ALL), *b16 = narrow_form(of, b, ALL), *c16 = narrow_form(of, c, ALL);
+    uint16_t *narrow = room_for(ALL * sizeof *narrow), *first = NULL;
+    double *a64 = widened(a, ALL), *b64 = widened(b, ALL), *expected = widened(c, ALL);
+    loom_product exact[PRODUCTS], found[PRODUCTS], found_wide[PRODUCTS];
+    for (int i = 0; i < PRODUCTS; i++) {
+        exact[i] =
+            (loom_product){rows[i], SIDE, depths[i], a64 + i * EACH, b64 + i * EACH, expected + i * EACH, i == 0};
+        found[i] = found_wide[i] = exact[i];
+        found[i].a = found_wide[i].a = a16 + i * EACH;
+        found[i].b = found_wide[i].b = b16 + i * EACH;
+        found[i].c = narrow + i * EACH;
+        found_wide[i].c = wide + i * EACH;
+    }
+    loom__ref64_gemm_grouped(NULL, trans_a, trans_b, PRODUCTS, exact, SIDE, SIDE, SIDE);
+    const double tolerance = tolerance_for(SIDE, largest_of(expected, ALL));
+    for (int team = 0; team < TEAMS; team++) {
+        memcpy(narrow, c16, ALL * sizeof *narrow);
+        memcpy(wide, c, ALL * sizeof *wide);
+        kernels->gemm_grouped(teams[team], trans_a, trans_b, PRODUCTS, found, SIDE, SIDE, SIDE);
+        kernels->gemm_grouped_f32(teams[team], trans_a, trans_b, PRODUCTS, found_wide, SIDE, SIDE, SIDE);
+        assert_close(table->name, wide, expected, ALL, tolerance);
+        for (size_t i = 0; i < ALL; i++) {
+            float value = of->widen(narrow[i]);
+            assert_close(
+                table->name, &value, &expected[i], 1, fabs(expected[i]) * (double)of->half_ulp + 2 * tolerance);
+        }
+        if (first)
+            assert_memory_equal(narrow, first, ALL * sizeof *narrow);
+        else
+            memcpy(first = room_for(ALL * sizeof *first), narrow, ALL * sizeof *first);
+    }
+    void *const made[] = {a, b, c, wide, a16, b16, c16, narrow, first, a64, b64, expected};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        free(made[i]);
+}
+
+static void grouped_products_are_near_the_double_reference_for_any_team(void **state) {
+    (void)state;
+    for (int t = 0; t < TABLES; t++)
+        for (int i = 0; i < KINDS && loom_kernels_find(table_names[t]); i++)
+            for (int transpositions = 0; transpositions < 4; transpositions++)
+                check_group(
+                    loom_kernels_find(table_names[t]), &kinds[i], transpositions & 1, (transpositions & 2) != 0);
+}
+
 /* 1 + 4096 times 2^-12 is 2; in bf16 the sum would stay at 1 from the first step on, in fp16 too. */
 static void sums_are_kept_in_fp32(void **state) {
     (void)state;
@@ -416,6 +467,7 @@ int main(void) {
         cmocka_unit_test(every_rounding_is_to_nearest_even),
         cmocka_unit_test(nonfinite_values_are_found),
         cmocka_unit_test(product_is_near_the_double_reference_for_any_team),
+        cmocka_unit_test(grouped_products_are_near_the_double_reference_for_any_team),
         cmocka_unit_test(sums_are_kept_in_fp32),
         cmocka_unit_test(output_that_is_not_accumulated_is_never_read),
         cmocka_unit_test(attention_gives_the_rounded_results_of_fp32),

@@ -30,6 +30,7 @@ static const float guard_value = -12345.5f;
 
 #define KERNEL_NAMES(X)                                                                                                \
     X(gemm)                                                                                                            \
+    X(gemm_grouped)                                                                                                    \
     X(bias_add)                                                                                                        \
     X(bias_gradient)                                                                                                   \
     X(add)                                                                                                             \

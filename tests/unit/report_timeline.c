@@ -155,15 +155,16 @@ static void spans_that_overlap_are_pairs_in_a_process_of_their_row(void **state)
         {1, LOOM_SPAN_GRADIENT_REDUCTION, 0, 4096, 4.0, 9.0},
         {1, LOOM_SPAN_PARAMETER_GATHER, 1, 2048, 7.0, 12.0},
         {0, LOOM_SPAN_OPTIMIZER_STEP, -1, 0, 15.0, 17.0},
+        {0, LOOM_SPAN_ATTENTION, -1, 0, 6.0, 7.0},
     };
     loom_timeline timeline = example;
     timeline.spans = spans;
-    timeline.span_count = 3;
+    timeline.span_count = 4;
     char *text = written(write_trace, &timeline, LOOM_OK);
     json_t *trace = json_loads(text, 0, NULL);
     const json_t *list = json_object_get(trace, "traceEvents");
     /* Row 0 communicates with nobody, and has no process for it. */
-    assert_int_equal(json_array_size(list), 1 + 2 + 1 + 5 + 2 * 2 + 1);
+    assert_int_equal(json_array_size(list), 1 + 2 + 1 + 5 + 2 * 2 + 2);
     assert_non_null(strstr(text, "stage 1: communication"));
     assert_null(strstr(text, "stage 0: communication"));
     const json_t *begin = json_array_get(list, 9), *end = json_array_get(list, 10), *update = json_array_get(list, 13);
@@ -179,6 +180,10 @@ static void spans_that_overlap_are_pairs_in_a_process_of_their_row(void **state)
     assert_string_equal(json_string_value(json_object_get(update, "name")), "optimizer step");
     assert_string_equal(json_string_value(json_object_get(update, "ph")), "X");
     assert_true(fabs(json_number_value(json_object_get(update, "ts")) - 11000.0) < 1e-9);
+    const json_t *attention = json_array_get(list, 14);
+    assert_string_equal(json_string_value(json_object_get(attention, "name")), "attention of a piece");
+    assert_string_equal(json_string_value(json_object_get(attention, "ph")), "X");
+    assert_int_equal(json_integer_value(json_object_get(attention, "pid")), 0);
     json_decref(trace);
     free(text);
 }
@@ -204,7 +209,7 @@ static void what_cannot_be_drawn_is_refused(void **state) {
     }
     static const loom_timeline_span bad_spans[] = {
         {2, LOOM_SPAN_GRADIENT_REDUCTION, 0, 0, 0, 1},
-        {0, LOOM_SPAN_GRADIENT_EXCHANGE + 1, 0, 0, 0, 1},
+        {0, LOOM_SPAN_ATTENTION + 1, 0, 0, 0, 1},
         {0, LOOM_SPAN_PARAMETER_GATHER, 0, 0, 2, 1},
         {0, LOOM_SPAN_PARAMETER_GATHER, 0, 0, NAN, 1},
     };

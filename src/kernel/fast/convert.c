@@ -67,4 +67,14 @@ void FAST(gemm_f32)(loom_team *team, bool trans_a, bool trans_b, int64_t m, int6
     loom__gemm16(team, &form, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, accumulate, NULL, c, ldc);
 }
 
+void FAST(gemm_grouped)(loom_team *team, bool trans_a, bool trans_b, int64_t count, const loom_product *products,
+    int64_t lda, int64_t ldb, int64_t ldc) {
+    loom__gemm16_grouped(team, &form, trans_a, trans_b, 1, count, products, lda, ldb, false, ldc);
+}
+
+void FAST(gemm_grouped_f32)(loom_team *team, bool trans_a, bool trans_b, int64_t count, const loom_product *products,
+    int64_t lda, int64_t ldb, int64_t ldc) {
+    loom__gemm16_grouped(team, &form, trans_a, trans_b, 1, count, products, lda, ldb, true, ldc);
+}
+
 #endif

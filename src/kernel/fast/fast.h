@@ -65,6 +65,10 @@ void FAST(gemm)(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t 
     const element *a, int64_t lda, const element *b, int64_t ldb, bool accumulate, element *c, int64_t ldc);
 void FAST(gemm_f32)(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
     const element *a, int64_t lda, const element *b, int64_t ldb, bool accumulate, float *c, int64_t ldc);
+void FAST(gemm_grouped)(loom_team *team, bool trans_a, bool trans_b, int64_t count, const loom_product *products,
+    int64_t lda, int64_t ldb, int64_t ldc);
+void FAST(gemm_grouped_f32)(loom_team *team, bool trans_a, bool trans_b, int64_t count, const loom_product *products,
+    int64_t lda, int64_t ldb, int64_t ldc);
 
 extern const loom_kernels16 FAST(kernels);
 #else

@@ -30,6 +30,8 @@ const loom_kernels16 FAST(kernels) = {
     .narrow = FAST(narrow),
     .gemm = FAST(gemm),
     .gemm_f32 = FAST(gemm_f32),
+    .gemm_grouped = FAST(gemm_grouped),
+    .gemm_grouped_f32 = FAST(gemm_grouped_f32),
 };
 
 #else
@@ -41,6 +43,7 @@ const loom_kernels FAST(kernels) = {
     .bf16 = &OTHER(LOOM_ISA, bf16),
     .f16 = &OTHER(LOOM_ISA, f16),
     .gemm = loom__gemm,
+    .gemm_grouped = loom__gemm_grouped,
     ENTRIES,
     .attention_begin = FAST(attention_begin),
     .attention_merge = FAST(attention_merge),

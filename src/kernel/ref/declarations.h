@@ -2,6 +2,8 @@
  * include guard: see ref.h. */
 void REF(gemm)(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, REAL alpha,
     const ELEMENT *a, int64_t lda, const ELEMENT *b, int64_t ldb, bool accumulate, ELEMENT *c, int64_t ldc);
+void REF(gemm_grouped)(loom_team *team, bool trans_a, bool trans_b, int64_t count, const loom_product *products,
+    int64_t lda, int64_t ldb, int64_t ldc);
 
 void REF(bias_add)(loom_team *team, int64_t rows, int64_t cols, const ELEMENT *x, const REAL *bias, ELEMENT *y);
 void REF(bias_gradient)(loom_team *team, int64_t rows, int64_t cols, const ELEMENT *d_y, bool accumulate, REAL *d_bias);
@@ -21,6 +23,8 @@ void REF(widen)(loom_team *team, int64_t count, const ELEMENT *x, REAL *y);
 void REF(narrow)(loom_team *team, int64_t count, const REAL *x, ELEMENT *y);
 void REF(gemm_f32)(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, REAL alpha,
     const ELEMENT *a, int64_t lda, const ELEMENT *b, int64_t ldb, bool accumulate, REAL *c, int64_t ldc);
+void REF(gemm_grouped_f32)(loom_team *team, bool trans_a, bool trans_b, int64_t count, const loom_product *products,
+    int64_t lda, int64_t ldb, int64_t ldc);
 #else
 void REF(exact_sum)(loom_team *team, int power, int64_t count, const REAL *x, loom_exact_sum *sum);
 void REF(adamw)(

@@ -37,6 +37,12 @@ void REF(gemm)(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t n
         }
 }
 
+void REF(gemm_grouped)(loom_team *team, bool trans_a, bool trans_b, int64_t count, const loom_product *products,
+    int64_t lda, int64_t ldb, int64_t ldc) {
+    for (const loom_product *p = products; p < products + count; p++)
+        REF(gemm)(team, trans_a, trans_b, p->m, p->n, p->k, 1, p->a, lda, p->b, ldb, p->accumulate, p->c, ldc);
+}
+
 #ifdef NARROW
 void REF(gemm_f32)(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, REAL alpha,
     const ELEMENT *a, int64_t lda, const ELEMENT *b, int64_t ldb, bool accumulate, REAL *c, int64_t ldc) {
@@ -46,6 +52,12 @@ void REF(gemm_f32)(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64
             REAL sum = REF(dot_product)(trans_a, trans_b, k, a, lda, b, ldb, i, j);
             c[i * ldc + j] = alpha * sum + (accumulate ? c[i * ldc + j] : 0);
         }
+}
+
+void REF(gemm_grouped_f32)(loom_team *team, bool trans_a, bool trans_b, int64_t count, const loom_product *products,
+    int64_t lda, int64_t ldb, int64_t ldc) {
+    for (const loom_product *p = products; p < products + count; p++)
+        REF(gemm_f32)(team, trans_a, trans_b, p->m, p->n, p->k, 1, p->a, lda, p->b, ldb, p->accumulate, p->c, ldc);
 }
 #endif
 
