@@ -185,7 +185,9 @@ static void any_layout_counts_as_one_rank(void **state) {
         {.ranks = 4, .pp = 2, .vpp = 2, .experts = 4, .ep = 2, .coefficient = 0.5, .z = 0.1, .topk = 3},
         {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .schedule = "zero-bubble", .z = 0.1, .sharded = true},
         {.ranks = 4, .cp = 2, .tp = 2, .sp = true, .experts = 4, .coefficient = 0.5, .z = 0.1, .score = "sigmoid"},
-        {.ranks = 4, .tp = 2, .sp = true, .experts = 4, .etp = 1, .ep = 2, .coefficient = 0.5}};
+        {.ranks = 4, .tp = 2, .sp = true, .experts = 4, .etp = 1, .ep = 2, .coefficient = 0.5},
+        {.cp = 2, .experts = 4, .balances = {"aux_loss", "global_aux_loss"}, .coefficients = {0.5, 0.25}},
+        {.tp = 2, .pp = 2, .sp = true, .experts = 4, .balance = "global_aux_loss", .coefficient = 0.5}};
     COUNT_AS_ONE_RANK(cases);
 }
 
