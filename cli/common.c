@@ -164,7 +164,9 @@ void loom_cli_log(void *context, loom_log_level level, const char *line) {
     (void)context;
     if (level == LOOM_LOG_DEBUG)
         return;
-    fprintf(stderr, "megaloom: %s%s\n", level == LOOM_LOG_WARNING ? "warning: " : "", line);
+    /* On a terminal the progress line may stand where this begins: it is written anew behind it. */
+    fprintf(stderr, "%smegaloom: %s%s\n", isatty(STDERR_FILENO) ? "\r\033[K" : "",
+        level == LOOM_LOG_WARNING ? "warning: " : "", line);
 }
 
 loom_status loom_cli_open_tokenizer(loom_run_config *config, loom_tokenizer **tokenizer) {

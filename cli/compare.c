@@ -7,17 +7,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WIDTH = 64, HEIGHT = 14, NOTE_BYTES = 512, KEY_HTML = 1 };
+enum { WIDTH = 64, HEIGHT = 14, NOTE_BYTES = 768, MOST_NOISE = 16, KEY_HTML = 1, KEY_NOISE };
 
 typedef struct arguments {
     const char *folders[2], *html;
+    const char *noise[MOST_NOISE];
+    int noise_count;
 } arguments;
+
+typedef struct compared {
+    loom_run_record *runs[2], *noise[MOST_NOISE];
+    int noise_count;
+} compared;
 
 static error_t take(int key, char *text, struct argp_state *state) {
     arguments *to = state->input;
     switch (key) {
     case KEY_HTML:
         to->html = text;
+        return 0;
+    case KEY_NOISE:
+        if (to->noise_count == MOST_NOISE)
+            argp_error(state, "--noise: more than %d runs", MOST_NOISE);
+        to->noise[to->noise_count++] = text;
         return 0;
     case ARGP_KEY_ARG:
         if (to->folders[1])
@@ -95,7 +107,10 @@ static bool is_of_layout(const char *field) {
         "data.micro_batch_size", "data.prefetch_factor", "data.index_mapping_dir", "model.recompute",
         "model.replicate_query_groups", "model.balanced_pipeline_split", "model.pipeline_model_parallel_layout",
         "model.num_layers_in_first_pipeline_stage", "model.num_layers_in_last_pipeline_stage",
-        "model.account_for_embedding_in_pipeline_split", "model.account_for_loss_in_pipeline_split"};
+        "model.account_for_embedding_in_pipeline_split", "model.account_for_loss_in_pipeline_split",
+        "model.cp_comm_type", "model.hierarchical_context_parallel_sizes", "model.moe_token_dispatcher_type",
+        "model.moe_grouped_gemm", "model.moe_permute_fusion", "model.moe_shared_expert_overlap",
+        "model.moe_layer_recompute", "model.moe_per_layer_logging", "optim.log_num_zeros_in_grad"};
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
         if (strncmp(field, prefixes[i], strlen(prefixes[i])) == 0)
             return true;
@@ -124,37 +139,47 @@ static loom_status print_field(void *context, const char *field, const char *a, 
 /* ---- the verdict ---- */
 
 static void verdict(const loom_run_difference *d, const fields *of, char note[NOTE_BYTES]) {
-    if (d->equal == d->common)
+    const char *what = d->of_norm ? "gradient norms" : "losses";
+    if (d->beyond > 0 && of->others > 0)
+        snprintf(note, NOTE_BYTES, "not the same training (%s differs): the %s are apart by %.2g at step %" PRId64,
+            of->first, what, d->at, d->beyond);
+    else if (d->beyond > 0)
+        snprintf(note, NOTE_BYTES,
+            "beyond rounding noise from step %" PRId64 ": the %s differ by %.2g there, rounding explains %.2g",
+            d->beyond, what, d->at, d->allowed);
+    else if (d->equal == d->common)
         snprintf(note, NOTE_BYTES, "bit for bit equal in all %" PRId64 " common steps", d->common);
-    else if (d->beyond == 0)
+    else if (d->judged < d->last)
+        snprintf(note, NOTE_BYTES,
+            "within rounding noise up to step %" PRId64 ", the last that is measured; the losses differ by at most "
+            "%.2g, at step %" PRId64,
+            d->judged, d->largest, d->largest_step);
+    else
         snprintf(note, NOTE_BYTES,
             "within rounding noise: the losses of %" PRId64 " common steps differ by at most %.2g, at step %" PRId64,
             d->common, d->largest, d->largest_step);
-    else if (of->others > 0)
-        snprintf(note, NOTE_BYTES, "not the same training (%s differs): the losses are apart by %.2g at step %" PRId64,
-            of->first, d->at, d->beyond);
-    else
-        snprintf(note, NOTE_BYTES,
-            "beyond rounding noise from step %" PRId64 ": the losses differ by %.2g there, rounding explains %.2g",
-            d->beyond, d->at, d->allowed);
 }
 
-static loom_status write_page(
-    const char *path, loom_run_record *const runs[2], const loom_run_difference *d, const char *note) {
+static const loom_run_record *const *noise_of(const compared *c) {
+    return (const loom_run_record *const *)c->noise;
+}
+
+static loom_status write_page(const char *path, const compared *c, const loom_run_difference *d, const char *note) {
     FILE *file = fopen(path, "w");
     if (!file)
         return loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
-    loom_status status = loom_runs_write_html(file, runs[0], runs[1], d, note, 0);
+    loom_status status = loom_runs_write_html(file, c->runs[0], c->runs[1], noise_of(c), c->noise_count, d, note, 0);
     if (fclose(file) != 0 && !status)
         status = loom_fail(LOOM_ERR_IO, "%s: cannot be written: %m", path);
     return status;
 }
 
-static loom_status compare(const arguments *given, loom_run_record *const runs[2], bool *beyond) {
+static loom_status compare(const arguments *given, const compared *c, bool *beyond) {
+    loom_run_record *const *runs = c->runs;
     loom_run_difference d;
     fields of = {0};
     char note[NOTE_BYTES];
-    LOOM_TRY(loom_runs_compare(runs[0], runs[1], &d));
+    LOOM_TRY(loom_runs_compare(runs[0], runs[1], noise_of(c), c->noise_count, &d));
     for (int k = 0; k < 2; k++)
         printf("%c  %s: %" PRId64 " steps, the last with loss %.6f\n", "ab"[k], runs[k] -> folder, runs[k] -> count,
             runs[k] -> reports[runs[k]->count - 1].loss);
@@ -172,31 +197,69 @@ static loom_status compare(const arguments *given, loom_run_record *const runs[2
     verdict(&d, &of, note);
     puts(note);
     *beyond = d.beyond > 0;
-    return given->html ? write_page(given->html, runs, &d, note) : LOOM_OK;
+    return given->html ? write_page(given->html, c, &d, note) : LOOM_OK;
+}
+
+/* A run that measures rounding differs from the first one by its layout alone. */
+static loom_status note_field(void *context, const char *field, const char *a, const char *b) {
+    (void)a, (void)b;
+    char *first = context;
+    if (!*first && !is_of_layout(field))
+        snprintf(first, NOTE_BYTES, "%s", field);
+    return LOOM_OK;
+}
+
+static loom_status check_noise(const compared *c) {
+    for (int k = 0; k < c->noise_count; k++) {
+        char first[NOTE_BYTES] = "";
+        loom_status status = loom_runs_compare_config(c->runs[0], c->noise[k], note_field, first);
+        if (status && status != LOOM_ERR_NOT_FOUND)
+            return status;
+        if (*first)
+            return loom_fail(LOOM_ERR_ARGUMENT,
+                "--noise: %s is not the training of %s (%s differs): expected one that differs by its layout alone",
+                c->noise[k]->folder, c->runs[0]->folder, first);
+    }
+    return LOOM_OK;
+}
+
+static loom_status read_runs(const arguments *given, compared *c) {
+    for (int k = 0; k < 2; k++)
+        LOOM_TRY(loom_run_read(given->folders[k], &c->runs[k]));
+    for (; c->noise_count < given->noise_count; c->noise_count++)
+        LOOM_TRY(loom_run_read(given->noise[c->noise_count], &c->noise[c->noise_count]));
+    return check_noise(c);
 }
 
 int loom_cli_compare(int argc, char **argv) {
     static const struct argp_option options[] = {
         {"html", KEY_HTML, "FILE", 0, "Also write a page: curves over each other, the difference beside its bound", 0},
+        {"noise", KEY_NOISE, "RUN", 0,
+            "A run that differs from RUN_A by rounding alone: the difference of the two measures what rounding does "
+            "(more than one may be given)",
+            0},
         {0}};
     static const struct argp argp = {options, take, "RUN_A RUN_B",
         "Draws the losses of two runs over each other, and tells whether rounding explains their difference.\v"
         "The relative difference of the losses of a step is rounding noise up to 100 unit roundoffs of the activations "
-        "(2^-24 in fp32; 4 in bf16, 2^-8, and fp16, 2^-11), or up to 8 times the largest difference before: "
-        "training amplifies a difference, but not at once. Exit status 1: it is beyond that, which rounding does not "
-        "explain. `megaloom check-layout` looks closer.",
+        "(2^-24 in fp32; 4 in bf16, 2^-8, and fp16, 2^-11), or up to 8 times the largest difference before, of a loss "
+        "or a gradient norm: training amplifies a difference, but not at once. The gradient norm of step 1, which "
+        "begins with equal weights, may differ by twice the former. With --noise the losses may differ by 16 times "
+        "what RUN and RUN_A have differed by up to the step, or by 16 unit roundoffs (0.64 in bf16 and fp16): that "
+        "finds faults that begin small and grow slowly, and bears trainings that are unstable. Exit status 1: the "
+        "difference is beyond that. `megaloom check-layout` looks closer.",
         NULL, NULL, NULL};
     arguments given = {0};
-    loom_run_record *runs[2] = {NULL, NULL};
+    compared c = {0};
     bool beyond = false;
     argp_err_exit_status = 2;
     argp_parse(&argp, argc, argv, 0, NULL, &given);
-    loom_status status = loom_run_read(given.folders[0], &runs[0]);
+    loom_status status = read_runs(&given, &c);
     if (!status)
-        status = loom_run_read(given.folders[1], &runs[1]);
-    if (!status)
-        status = compare(&given, runs, &beyond);
-    loom_run_destroy(runs[0]);
-    loom_run_destroy(runs[1]);
+        status = compare(&given, &c, &beyond);
+    for (int k = 0; k < 2; k++)
+        loom_run_destroy(c.runs[k]);
+    for (int k = 0; k < c.noise_count; k++)
+        loom_run_destroy(c.noise[k]);
     return status ? loom_cli_fail(status) : beyond;
 }

@@ -61,7 +61,7 @@ typedef struct run {
     loom_cli_train_data data;
     loom_batches *batches, *valid;
     int64_t layers, step;
-    int64_t updates; /* steps so far that were not skipped */
+    int64_t updates;     /* steps so far that were not skipped */
     double *activations; /* [layers][SITES][BUCKETS] of the step so far */
     int *seen;           /* [layers] outputs of this forward */
     kind visiting;

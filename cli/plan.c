@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 enum {
     KEY_WORLD = 'w',
@@ -30,24 +31,37 @@ typedef struct plan_request {
     bool search, json;
 } plan_request;
 
-/* A number with a unit: "80GiB", "80G", "80e9". */
+/* A number with a unit, in any case: "80GiB", "80 gb", "312T", "80e9". */
 static bool read_amount(const char *text, double *out) {
     static const struct {
         const char *unit;
         double factor;
     } units[] = {{"", 1}, {"K", 1e3}, {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"P", 1e15}, {"KB", 1e3}, {"MB", 1e6},
-        {"GB", 1e9}, {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+        {"GB", 1e9}, {"TB", 1e12}, {"PB", 1e15}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
+        {"PiB", 0x1p50}};
     char *end;
     errno = 0;
     double value = strtod(text, &end);
     if (end == text || errno != 0 || !(value > 0) || value > 1e30)
         return false;
+    end += *end == ' ';
     for (size_t i = 0; i < sizeof units / sizeof *units; i++)
-        if (strcmp(end, units[i].unit) == 0) {
+        if (strcasecmp(end, units[i].unit) == 0) {
             *out = value * units[i].factor;
             return true;
         }
     return false;
+}
+
+/* "80" is meant as 80 GiB. */
+static void take_memory(plan_request *to, const char *text, const struct argp_state *state) {
+    if (!read_amount(text, &to->memory))
+        argp_error(state,
+            "--memory: found %s, expected bytes of a rank such as 80GiB or 64GB (units K, M, G, T, P; KB … PB of 1000, "
+            "KiB … PiB of 1024)",
+            text);
+    else if (to->memory < 0x1p20)
+        argp_error(state, "--memory: found %s, less than a megabyte; expected bytes of a rank such as 80GiB", text);
 }
 
 static void take_machine(plan_request *to, const char *text, const struct argp_state *state) {
@@ -70,8 +84,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
         to->options.world_size = loom_cli_integer("--world-size", text, 1, INT32_MAX, state);
         return 0;
     case KEY_MEMORY:
-        if (!read_amount(text, &to->memory))
-            argp_error(state, "--memory: found %s, expected bytes of a rank such as 80GiB or 64GB", text);
+        take_memory(to, text, state);
         return 0;
     case KEY_FLOPS:
         if (!read_amount(text, &to->flops))
@@ -113,7 +126,7 @@ static error_t take(int key, char *text, struct argp_state *state) {
 static loom_status find_vocabulary(void *context, loom_run_config *config) {
     (void)context;
     loom_tokenizer *tokenizer = NULL;
-    if (config->model.config.vocab_size > 0 || config->model.hf || config->model.from)
+    if (config->model.config.vocab_size > 0 || config->model.hf || config->model.from || !config->data.tokenizer)
         return LOOM_OK;
     loom_status status = loom_cli_open_tokenizer(config, &tokenizer);
     loom_tokenizer_destroy(tokenizer);
@@ -186,27 +199,44 @@ static loom_status join(const plan_request *request, const loom_plan_translation
     return LOOM_OK;
 }
 
-static loom_status plan_translated(
-    plan_request *request, const loom_plan_translation *translation, const char *name, bool *fits) {
+/* What a translation leaves out, and what it does not know. The caller frees it. */
+static loom_status tell_left_out(
+    const plan_request *request, const loom_plan_translation *translation, char **left_out) {
+    static const char unknown[] = "how many ranks there are: --world-size=RANKS says it; taken for 1";
+    const char *lines = translation->left_out ? translation->left_out : "";
+    bool told = translation->override_count == 0 || request->options.world_size > 0;
+    if (asprintf(left_out, "%s%s%s", lines, !told && *lines ? "\n" : "", told ? "" : unknown) < 0)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for the lines of a plan");
+    return LOOM_OK;
+}
+
+/* Where a plan fails, what was left out may be why. */
+static void print_left_out(const char *name, const char *left_out) {
+    const char *next;
+    for (const char *line = left_out; *line; line = next) {
+        size_t length = strcspn(line, "\n");
+        fprintf(stderr, "megaloom: %s: left out: %.*s\n", name, (int)length, line);
+        next = line + length + (line[length] == '\n');
+    }
+}
+
+static loom_status plan_translated(plan_request *request, const loom_plan_translation *translation, const char *name,
+    const char *left_out, bool *fits) {
     loom_run_config *config = NULL;
     char *not_built = NULL;
     const char **overrides = NULL;
-    if (request->options.world_size == 0)
-        request->options.world_size = translation->world_size;
     const loom_plan_check check = {.world_size = request->options.world_size,
         .source = name,
         .translated = translation->override_count,
+        .faults = translation->faults,
         .prepare = find_vocabulary};
     LOOM_TRY(join(request, translation, &overrides));
     loom_status status = loom_run_config_load_planned(request->run.path, overrides,
         translation->override_count + request->run.override_count, &check, &config, &not_built);
     free(overrides);
     LOOM_TRY(status);
-    loom_cli_plan_facts facts = {.name = name,
-        .config = config,
-        .options = &request->options,
-        .not_built = not_built,
-        .left_out = translation->left_out ? translation->left_out : ""};
+    loom_cli_plan_facts facts = {
+        .name = name, .config = config, .options = &request->options, .not_built = not_built, .left_out = left_out};
     loom_plan *plan = NULL;
     loom_plan_search *search = NULL;
     status = loom_plan_make(config, &request->options, &plan);
@@ -230,8 +260,16 @@ static loom_status answer(plan_request *request, bool *fits) {
     machine->ranks_per_node = request->ranks_per_node > 0 ? request->ranks_per_node : machine->ranks_per_node;
     const char *name = request->megatron ? request->megatron : request->nemo ? request->nemo : request->run.path;
     loom_plan_translation translation = {0};
+    char *left_out = NULL;
     LOOM_TRY(translate(request, &translation));
-    loom_status status = plan_translated(request, &translation, name ? name : "plan", fits);
+    if (request->options.world_size == 0)
+        request->options.world_size = translation.world_size;
+    loom_status status = tell_left_out(request, &translation, &left_out);
+    if (!status)
+        status = plan_translated(request, &translation, name ? name : "plan", left_out, fits);
+    if (status && left_out)
+        print_left_out(name ? name : "plan", left_out);
+    free(left_out);
     loom_plan_translation_free(&translation);
     return status;
 }

@@ -342,6 +342,7 @@ typedef struct loom_plan_check {
      * "override". */
     const char *source;
     int64_t translated;
+    const char *faults; /* known already, one a line: reported with the others. NULL or "" = none */
     /* Called between loading and checking where loading found no fault: may fill fields in, from a tokenizer, say. Its
      * faults are reported with the others. NULL = nothing to fill in. */
     loom_status (*prepare)(void *context, loom_run_config *config);

@@ -38,6 +38,9 @@ typedef struct loom_model_parallel_config {
     int64_t hierarchical_context_parallel_sizes[LOOM_LAYOUT_HCP_LEVELS]; /* innermost first; 0 ends the list */
 } loom_model_parallel_config;
 
+/* Kinds of losses that keep the load of experts even: aux_loss, seq_aux_loss, global_aux_loss. */
+enum { LOOM_MOE_BALANCES = 3 };
+
 /* Mixture of experts, by the names of Megatron-Core's TransformerConfig. */
 typedef struct loom_moe_config {
     int64_t num_moe_experts; /* 0 = a dense model */
@@ -47,14 +50,15 @@ typedef struct loom_moe_config {
     int64_t moe_router_num_groups;
     int64_t moe_router_group_topk;
     int64_t moe_shared_expert_intermediate_size;
-    const char *moe_router_load_balancing_type;
+    const char *moe_router_load_balancing_type[LOOM_MOE_BALANCES]; /* NULL ends the list; none: aux_loss */
     const char *moe_router_score_function;
     const char *moe_router_dtype;
     const char *moe_token_dispatcher_type;
     const char *moe_token_drop_policy;
     double moe_router_topk_scaling_factor; /* 0 = none; so below */
     double moe_router_bias_update_rate;
-    double moe_aux_loss_coeff;
+    double moe_aux_loss_coeff[LOOM_MOE_BALANCES]; /* of each type */
+    int64_t moe_aux_loss_coeff_count;
     double moe_z_loss_coeff;
     double moe_input_jitter_eps;
     double moe_expert_capacity_factor;

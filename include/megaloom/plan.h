@@ -164,13 +164,15 @@ typedef struct loom_plan_translation {
     int64_t override_count;
     int64_t world_size; /* 0 = it does not say */
     char *left_out;     /* what has no field here, one a line; "" = nothing */
+    char *faults; /* what is wrong with it, one a line with its name; "" = nothing: loom_plan_check has room for it */
 } loom_plan_translation;
 
 /* A command line of Megatron-LM, as it stands in a shell script: words with quotes, backslashes and comments; what
  * stands before the first option (torchrun and its own options but for the sizes of the job, the script) is passed
  * over. Options that change nothing here (paths, logging, fused kernels) are left out without a word. Megatron-LM's
- * defaults hold where they differ. `name` stands in messages. loom_plan_translation_free. LOOM_ERR_FORMAT: a quote that
- * does not end, a value that is missing, more than 1 MB. */
+ * defaults hold where they differ. A value that is missing, options that contradict each other and the like are faults
+ * of the translation, which is made all the same, so that they are told with those of the configuration. `name` stands
+ * in messages. loom_plan_translation_free. LOOM_ERR_FORMAT: a quote that does not end, more than 1 MB. */
 LOOM_API loom_status loom_plan_translate_megatron(
     const char *name, const char *text, size_t length, loom_plan_translation *translation);
 /* A YAML file of NeMo (model, trainer, exp_manager) or Megatron-Bridge (model, train, optimizer, ddp, …): its sections

@@ -128,22 +128,38 @@ LOOM_API loom_status loom_topology_write_html(
 
 /* How far two runs of the same training may be apart by rounding alone.
  *
- * Let e(t) = |a - b| / max(|a|, |b|) of the losses of step t, t counted from 1 at the first step that both have. Both
- * begin there with the same weights, so e(1) is the rounding of one forward whose sums are in another order; each later
- * step adds the rounding of a gradient and an update. These errors are of the size of LOOM_NOISE_UNITS unit roundoffs u
- * of the activations: 2^-24 in fp32, 2^-11 in fp16, 2^-8 in bf16 (there 4: the loss is a mean in fp32
- * over many tokens, whose roundings cancel). Training may amplify a difference, exponentially where it is unstable, but
- * it amplifies what is there, and no step of a training that works does so more than LOOM_NOISE_GROWTH times. Hence
+ * Let e(t) = |a - b| / max(|a|, |b|) of the losses of step t, t counted from 1 at the first step that both have, and
+ * g(t) the same of the gradient norms. Both begin there with the same weights, so e(1) is the rounding of one forward
+ * whose sums are in another order; each later step adds the rounding of a gradient and an update. These errors are of
+ * the size of LOOM_NOISE_UNITS unit roundoffs u of the activations: 2^-24 in fp32, 2^-11 in fp16, 2^-8 in bf16 (there
+ * 4: the loss is a mean in fp32 over many tokens, whose roundings cancel). Training may amplify a difference,
+ * exponentially where it is unstable, but it amplifies what is there, and no step of a training that works does so more
+ * than LOOM_NOISE_GROWTH times. What is there is seen in the norms too, also where two losses happen to cross. Hence
  *
- *     e(t) <= max(LOOM_NOISE_UNITS u, LOOM_NOISE_GROWTH max of e(s) over s < t).
+ *     e(t) <= max(LOOM_NOISE_UNITS u, LOOM_NOISE_GROWTH max of e(s) and g(s) over s < t),
+ *
+ * and, where the weights are known to be equal because t = 1 is step 1 of both,
+ *
+ *     g(1) <= LOOM_NOISE_NORM_UNITS u.
  *
  * A fault of a layout (a sum that is missing, a shard at the wrong place) does not grow out of rounding: it is there at
- * once, in the first forward, or in the step after the first wrong update. What is below the first bound there and
- * grows from there passes; `megaloom check-layout`, which measures the amplification instead of bounding it and looks
- * at every tensor, is sharper. */
+ * once, in the first forward, the first gradient, or the step after the first wrong update. What is below the first
+ * bounds there and grows from there passes.
+ *
+ * Runs c that differ from a by rounding alone, because they had another layout that is trusted, or another size of
+ * microbatches, measure the amplification instead of bounding it. With such ones
+ *
+ *     e(t) <= max(LOOM_NOISE_FLOOR u, LOOM_NOISE_FACTOR max of |a - c| / max(|a|, |c|) over them and over s <= t)
+ *
+ * takes the place of the first bound, up to the last step that one of them has; beyond it nothing is judged.
+ * `megaloom check-layout`, which makes such runs and looks at every tensor, is sharper still. */
 #define LOOM_NOISE_UNITS 100.0
 #define LOOM_NOISE_GROWTH 8.0
-/* The bound for `precision` ("32", "bf16-mixed", "16-mixed") where `largest` is the largest e before; 0 = none. */
+#define LOOM_NOISE_NORM_UNITS 200.0
+#define LOOM_NOISE_FLOOR 16.0
+#define LOOM_NOISE_FACTOR 16.0
+/* The bound of e for `precision` ("32", "bf16-mixed", "16-mixed") where `largest` is the largest e or g before; 0 =
+ * none. */
 LOOM_API double loom_run_noise_bound(const char *precision, double largest);
 
 typedef struct loom_run_difference {
@@ -152,21 +168,26 @@ typedef struct loom_run_difference {
     double begin;                /* e(1) */
     double largest;              /* of e */
     int64_t largest_step;
-    int64_t beyond;     /* the first step with e above the bound; 0 = none */
-    double at, allowed; /* e and the bound there */
+    int64_t beyond;     /* the first step with e, or g, above its bound; 0 = none */
+    double at, allowed; /* e, or g, and the bound there */
+    bool of_norm;       /* it is g */
+    int64_t judged;     /* the last step that was; before `last` where the measure of rounding ends */
     bool precision_known;
 } loom_run_difference;
-/* LOOM_ERR_ARGUMENT: no step is in both. A loss that is NaN or infinite in one of them is beyond every bound. */
-LOOM_API loom_status loom_runs_compare(
-    const loom_run_record *a, const loom_run_record *b, loom_run_difference *difference);
+/* noise: [noise_count] runs that differ from a by rounding alone; NULL, 0 = none. LOOM_ERR_ARGUMENT: no step is in
+ * both, or none in a and one of `noise`. A loss that is NaN or infinite in one of them is beyond every bound. */
+LOOM_API loom_status loom_runs_compare(const loom_run_record *a, const loom_run_record *b,
+    const loom_run_record *const *noise, int64_t noise_count, loom_run_difference *difference);
 /* Calls function(context, field, in_a, in_b) for each field whose value differs in the two run.yaml; NULL stands for a
  * field that one of them lacks. LOOM_ERR_NOT_FOUND: one has no run.yaml. */
 typedef loom_status (*loom_run_field_function)(void *context, const char *field, const char *a, const char *b);
 LOOM_API loom_status loom_runs_compare_config(
     const loom_run_record *a, const loom_run_record *b, loom_run_field_function function, void *context);
-/* The page of it: curves over each other, the difference beside its bound. `note` is one line; NULL = none. */
+/* The page of it: curves over each other, the difference beside its bound. `noise` as above; `note` is one line; NULL =
+ * none. */
 LOOM_API loom_status loom_runs_write_html(FILE *out, const loom_run_record *a, const loom_run_record *b,
-    const loom_run_difference *difference, const char *note, int64_t points);
+    const loom_run_record *const *noise, int64_t noise_count, const loom_run_difference *difference, const char *note,
+    int64_t points);
 
 #ifdef __cplusplus
 }

@@ -299,6 +299,27 @@ static void missing(loom__faults *faults, const char *path, const char *expected
     loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: missing, expected %s", path, expected);
 }
 
+/* What context and expert parallelism ask of the model, which may have faults of its own: of what is missing or derived
+ * from it nothing is said. */
+static void check_model_ranks(const loom_run_config *config, loom_model_config *model, loom__faults *faults) {
+    const loom_megatron_strategy_config *strategy = &config->strategy;
+    int64_t tp = strategy->tensor_model_parallel_size, etp = strategy->expert_tensor_parallel_size;
+    bool sequence_parallel = strategy->sequence_parallel && tp > 1;
+    if (model->num_query_groups == 0)
+        model->num_query_groups = model->num_attention_heads;
+    if (model->moe.moe_ffn_hidden_size == 0)
+        model->moe.moe_ffn_hidden_size = model->ffn_hidden_size;
+    if (model->seq_length > 0)
+        loom__check_add_part(
+            faults, loom__model_config_check_context(model, tp, strategy->context_parallel_size, sequence_parallel));
+    bool missing =
+        model->architecture && strcmp(model->architecture, "mixtral") == 0 && model->moe.num_moe_experts == 0;
+    if (missing)
+        return;
+    loom__check_add_part(
+        faults, loom__model_config_check_expert_ranks(model, strategy->expert_model_parallel_size, etp ? etp : tp));
+}
+
 static void check_model(const loom_run_config *config, loom__faults *faults) {
     loom_model_config model = config->model.config;
     const loom_megatron_strategy_config *strategy = &config->strategy;
@@ -309,7 +330,7 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
         return;
     int64_t before = faults->count;
     if (!model.architecture)
-        missing(faults, "model.architecture", "gpt2 or llama (or model.hf)");
+        missing(faults, "model.architecture", "one of " LOOM__ARCHITECTURES_BUILT " (or model.hf)");
     if (model.num_layers == 0)
         missing(faults, "model.num_layers", "an integer >= 1 (or model.hf)");
     if (model.hidden_size == 0)
@@ -325,19 +346,14 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
                 : "an integer >= 1");
     if (model.architecture && strcmp(model.architecture, "mixtral") == 0 && model.moe.num_moe_experts == 0)
         missing(faults, "model.num_moe_experts", "an integer >= 1 with model.architecture mixtral");
-    int64_t tp = strategy->tensor_model_parallel_size, etp = strategy->expert_tensor_parallel_size;
+    int64_t tp = strategy->tensor_model_parallel_size;
     bool sequence_parallel = strategy->sequence_parallel && tp > 1;
     if (faults->count == before)
         loom__check_add_part(faults, loom__model_config_complete(&model, tp, sequence_parallel));
     /* A model with parts that are not built is told of already, but not complete. */
     if (faults->count == before && faults->not_built)
         loom__check_add_part(faults, loom__model_config_complete_planned(&model, tp, sequence_parallel));
-    if (faults->count > before)
-        return;
-    loom__check_add_part(
-        faults, loom__model_config_check_context(&model, tp, strategy->context_parallel_size, sequence_parallel));
-    loom__check_add_part(
-        faults, loom__model_config_check_expert_ranks(&model, strategy->expert_model_parallel_size, etp ? etp : tp));
+    check_model_ranks(config, &model, faults);
 }
 
 loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *strategy, int64_t world_size) {

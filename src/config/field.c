@@ -27,19 +27,23 @@ static bool set_null(const loom__field *field, loom_run_config *config) {
         [LOOM__FIELD_CHOICE] = sizeof(char *),
         [LOOM__FIELD_ENUM] = sizeof(int),
         [LOOM__FIELD_INTS] = sizeof(int64_t),
+        [LOOM__FIELD_NAMES] = sizeof(char *),
+        [LOOM__FIELD_REALS] = sizeof(double),
         [LOOM__FIELD_PATHS] = sizeof(loom_data_path *),
         [LOOM__FIELD_OBJECT] = sizeof(void *)};
     if (!field->nullable)
         return false;
     memset(loom__field_at(field, config), 0, bytes[field->kind] * (size_t)(field->capacity ? field->capacity : 1));
-    if (field->kind == LOOM__FIELD_PATHS)
+    if (field->kind == LOOM__FIELD_PATHS || field->kind == LOOM__FIELD_REALS)
         memset((char *)config + field->count_offset, 0, sizeof(int64_t));
     return true;
 }
 
+enum { LIST_MOST = 16 };
+
 static bool set_ints(
     const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node, loom_run_config *config) {
-    int64_t values[16] = {0};
+    int64_t values[LIST_MOST] = {0};
     if (node->kind != LOOM__YAML_SEQUENCE || node->count > field->capacity || node->count == 0)
         return false;
     for (int64_t i = 0; i < node->count; i++)
@@ -76,12 +80,63 @@ static bool is_zero_for_null(const loom__field *field, double value) {
     return field->nullable && value == 0 && !in_range(field, value);
 }
 
+/* The items of a list, or the one that stands for it; false: no list that fits. */
+static bool items_of(const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node,
+    const loom__yaml_node *items[LIST_MOST], int64_t *count) {
+    bool list = node->kind == LOOM__YAML_SEQUENCE;
+    *count = list ? node->count : 1;
+    if (*count < 1 || *count > field->capacity)
+        return false;
+    for (int64_t i = 0; i < *count; i++) {
+        items[i] = list ? loom__yaml_at(yaml, node->items[i]) : node;
+        if (items[i]->kind != LOOM__YAML_SCALAR)
+            return false;
+    }
+    return true;
+}
+
+static bool set_names(
+    const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node, loom_run_config *config) {
+    const loom__yaml_node *items[LIST_MOST];
+    const char *names[LIST_MOST] = {NULL};
+    int64_t count;
+    if (!items_of(field, yaml, node, items, &count))
+        return false;
+    for (int64_t i = 0; i < count; i++) {
+        const loom__choice *choice = find_choice(field, items[i]->text);
+        if (!choice)
+            return false;
+        names[i] = choice->name;
+    }
+    memcpy(loom__field_at(field, config), names, (size_t)field->capacity * sizeof *names);
+    return true;
+}
+
+static bool set_reals(
+    const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node, loom_run_config *config) {
+    const loom__yaml_node *items[LIST_MOST];
+    double values[LIST_MOST] = {0};
+    int64_t count;
+    if (!items_of(field, yaml, node, items, &count))
+        return false;
+    for (int64_t i = 0; i < count; i++)
+        if (!loom__yaml_is_real(items[i], &values[i]))
+            return false;
+    memcpy(loom__field_at(field, config), values, (size_t)field->capacity * sizeof *values);
+    memcpy((char *)config + field->count_offset, &count, sizeof count);
+    return true;
+}
+
 bool loom__field_set(
     const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node, loom_run_config *config) {
     if (loom__yaml_is_null(node))
         return set_null(field, config);
     if (field->kind == LOOM__FIELD_INTS)
         return set_ints(field, yaml, node, config);
+    if (field->kind == LOOM__FIELD_NAMES)
+        return set_names(field, yaml, node, config);
+    if (field->kind == LOOM__FIELD_REALS)
+        return set_reals(field, yaml, node, config);
     if (node->kind != LOOM__YAML_SCALAR)
         return false;
     void *at = loom__field_at(field, config);
@@ -110,6 +165,8 @@ bool loom__field_set(
     case LOOM__FIELD_ENUM:
         return set_choice(field, node, config);
     case LOOM__FIELD_INTS:
+    case LOOM__FIELD_NAMES:
+    case LOOM__FIELD_REALS:
     case LOOM__FIELD_PATHS:
     case LOOM__FIELD_OBJECT:
         break;
@@ -134,8 +191,12 @@ void loom__field_copy(const loom__field *field, const loom_run_config *from, loo
         [LOOM__FIELD_CHOICE] = sizeof(const char *),
         [LOOM__FIELD_ENUM] = sizeof(int),
         [LOOM__FIELD_INTS] = sizeof(int64_t),
+        [LOOM__FIELD_NAMES] = sizeof(const char *),
+        [LOOM__FIELD_REALS] = sizeof(double),
         [LOOM__FIELD_OBJECT] = 0};
-    size_t count = field->kind == LOOM__FIELD_INTS ? (size_t)field->capacity : 1;
+    size_t count = field->capacity ? (size_t)field->capacity : 1;
+    if (field->kind == LOOM__FIELD_REALS)
+        memcpy((char *)to + field->count_offset, (const char *)from + field->count_offset, sizeof(int64_t));
     memcpy(loom__field_at(field, to), loom__field_at(field, from), count * sizes[field->kind]);
 }
 
@@ -230,6 +291,35 @@ static void write_ints(const int64_t *values, int capacity, FILE *to) {
     fputc(']', to);
 }
 
+static int64_t names_in(const loom__field *field, const loom_run_config *config) {
+    const char *const *names = loom__field_at(field, config);
+    int64_t count = 0;
+    while (count < field->capacity && names[count])
+        count++;
+    return count;
+}
+
+/* What a loop over them may take; a count that code has set may be anything. */
+static int64_t reals_in(const loom__field *field, const loom_run_config *config) {
+    int64_t count;
+    memcpy(&count, (const char *)config + field->count_offset, sizeof count);
+    return count < 0 ? 0 : count < field->capacity ? count : field->capacity;
+}
+
+static void write_list(const loom__field *field, const loom_run_config *config, FILE *to) {
+    const void *at = loom__field_at(field, config);
+    bool names = field->kind == LOOM__FIELD_NAMES;
+    int64_t count = names ? names_in(field, config) : reals_in(field, config);
+    for (int64_t i = 0; i < count; i++) {
+        fputs(i ? ", " : count > 1 ? "[" : "", to);
+        if (names)
+            write_string(((const char *const *)at)[i], to);
+        else
+            write_real(((const double *)at)[i], to);
+    }
+    fputs(count > 1 ? "]" : "", to);
+}
+
 static void write_choice(const loom__field *field, int value, FILE *to) {
     for (int i = 0; i < field->choice_count; i++)
         if (field->choices[i].value == value) {
@@ -253,6 +343,10 @@ static bool is_null_value(const loom__field *field, const loom_run_config *confi
         return *(const void *const *)at == NULL;
     case LOOM__FIELD_INTS:
         return *(const int64_t *)at == 0;
+    case LOOM__FIELD_NAMES:
+        return names_in(field, config) == 0;
+    case LOOM__FIELD_REALS:
+        return reals_in(field, config) == 0;
     case LOOM__FIELD_PATHS:
         return *(const int64_t *)((const char *)config + field->count_offset) == 0;
     case LOOM__FIELD_BOOL:
@@ -289,6 +383,10 @@ void loom__field_write(const loom__field *field, const loom_run_config *config, 
         break;
     case LOOM__FIELD_INTS:
         write_ints(at, field->capacity, to);
+        break;
+    case LOOM__FIELD_NAMES:
+    case LOOM__FIELD_REALS:
+        write_list(field, config, to);
         break;
     case LOOM__FIELD_PATHS:
         write_paths(
@@ -357,6 +455,16 @@ static void write_expected(const loom__field *field, FILE *to) {
     case LOOM__FIELD_INTS:
         fprintf(to, "a list of at most %d integers >= 1", field->capacity);
         break;
+    case LOOM__FIELD_NAMES:
+        fputs("one of ", to);
+        list_choices(field, false, to);
+        fprintf(to, ", or a list of at most %d of them", field->capacity);
+        break;
+    case LOOM__FIELD_REALS:
+        fputs("a number >= ", to);
+        write_real(field->low, to);
+        fprintf(to, ", or a list of at most %d", field->capacity);
+        break;
     case LOOM__FIELD_PATHS:
         fputs("a prefix, a list of prefixes, or of weights > 0 and prefixes in turn", to);
         break;
@@ -382,6 +490,13 @@ void loom__field_expected(const loom__field *field, char *text, size_t bytes) {
 
 /* ---- checking */
 
+static bool same_list(const loom__field *field, const loom_run_config *a, const loom_run_config *b) {
+    char left[256], right[256];
+    loom__field_text(field, a, left, sizeof left);
+    loom__field_text(field, b, right, sizeof right);
+    return strcmp(left, right) == 0;
+}
+
 bool loom__field_is_default(const loom__field *field, const loom_run_config *config) {
     loom_run_config standard;
     memset(&standard, 0, sizeof standard);
@@ -398,6 +513,9 @@ bool loom__field_is_default(const loom__field *field, const loom_run_config *con
         return memcmp(at, preset, sizeof(int)) == 0;
     case LOOM__FIELD_INTS:
         return memcmp(at, preset, sizeof(int64_t) * (size_t)field->capacity) == 0;
+    case LOOM__FIELD_NAMES:
+    case LOOM__FIELD_REALS:
+        return same_list(field, config, &standard);
     case LOOM__FIELD_STRING:
     case LOOM__FIELD_CHOICE: {
         const char *a = *(const char *const *)at, *b = *(const char *const *)preset;
@@ -421,6 +539,16 @@ static const loom__choice *choice_of(const loom__field *field, const void *at) {
     return NULL;
 }
 
+static bool is_legal_list(const loom__field *field, const loom_run_config *config) {
+    const void *at = loom__field_at(field, config);
+    bool legal = true;
+    for (int64_t i = 0; field->kind == LOOM__FIELD_NAMES && i < names_in(field, config); i++)
+        legal = legal && find_choice(field, ((const char *const *)at)[i]);
+    for (int64_t i = 0; field->kind == LOOM__FIELD_REALS && i < reals_in(field, config); i++)
+        legal = legal && in_range(field, ((const double *)at)[i]);
+    return legal;
+}
+
 /* Whether the value has the type's range or one of its names. */
 static bool is_legal(const loom__field *field, const loom_run_config *config) {
     const void *at = loom__field_at(field, config);
@@ -435,6 +563,9 @@ static bool is_legal(const loom__field *field, const loom_run_config *config) {
     case LOOM__FIELD_CHOICE:
     case LOOM__FIELD_ENUM:
         return choice_of(field, at) != NULL;
+    case LOOM__FIELD_NAMES:
+    case LOOM__FIELD_REALS:
+        return is_legal_list(field, config);
     case LOOM__FIELD_BOOL:
     case LOOM__FIELD_STRING:
     case LOOM__FIELD_INTS:

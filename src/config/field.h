@@ -17,6 +17,8 @@ typedef enum loom__field_kind {
     LOOM__FIELD_CHOICE, /* const char *, one of `choices` */
     LOOM__FIELD_ENUM,   /* an enum of the size of int, one of `choices` */
     LOOM__FIELD_INTS,   /* int64_t[capacity], 0 ends the list */
+    LOOM__FIELD_NAMES,  /* const char *[capacity], each one of `choices`; NULL ends the list; one needs no list */
+    LOOM__FIELD_REALS,  /* double[capacity] and, at count_offset, their int64_t count; one needs no list */
     LOOM__FIELD_PATHS,  /* loom_data_path * and, at count_offset, its int64_t count */
     LOOM__FIELD_OBJECT  /* a pointer that only code can set */
 } loom__field_kind;

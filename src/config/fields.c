@@ -27,6 +27,16 @@
         .path = (name), .kind = LOOM__FIELD_INTS, .offset = AT(member), .preset = "null", .nullable = true, .low = 1,  \
         .capacity = (size), __VA_ARGS__                                                                                \
     }
+#define NAMES(name, member, size, text, list, ...)                                                                     \
+    {                                                                                                                  \
+        .path = (name), .kind = LOOM__FIELD_NAMES, .offset = AT(member), .preset = (text), .choices = (list),          \
+        .choice_count = sizeof(list) / sizeof *(list), .capacity = (size), __VA_ARGS__                                 \
+    }
+#define REALS(name, member, count, size, text, ...)                                                                    \
+    {                                                                                                                  \
+        .path = (name), .kind = LOOM__FIELD_REALS, .offset = AT(member), .count_offset = AT(count), .preset = (text),  \
+        .capacity = (size), __VA_ARGS__                                                                                \
+    }
 #define PATHS(name, ...)                                                                                               \
     {                                                                                                                  \
         .path = "data." #name, .kind = LOOM__FIELD_PATHS, .offset = AT(data.name),                                     \
@@ -109,6 +119,9 @@ static const loom__choice schedules[] = {{.name = "cosine"}, {.name = "megatron-
 static const loom__choice wsd_styles[] = {
     {.name = "exponential"}, {.name = "linear"}, {.name = "cosine"}, {.name = "minus_sqrt"}};
 static const loom__choice ramps[] = {{.name = "constant"}, {.name = "linear"}, {.name = "cosine"}};
+
+static const loom__choice balances[] = {{.name = "aux_loss"}, {.name = "seq_aux_loss"}, {.name = "global_aux_loss"},
+    {.name = "sinkhorn"}, {.name = "none"}};
 
 static const loom__choice context_types[] = {
     {.name = "p2p"}, {.name = "all_gather"}, {.name = "a2a"}, {.name = "a2a+p2p"}};
@@ -244,14 +257,16 @@ const loom__field loom__fields[] = {
     EXPAND(INT, MOE(moe_router_num_groups), "null", NULLABLE, FROM(1), DOC("groups of experts")),
     EXPAND(INT, MOE(moe_router_group_topk), "null", NULLABLE, FROM(1), DOC("groups a token")),
     EXPAND(INT, MOE(moe_shared_expert_intermediate_size), "null", NULLABLE, FROM(1), DOC("width of the shared expert")),
-    EXPAND(STRING, MOE(moe_router_load_balancing_type), "aux_loss", DOC("aux_loss, seq_aux_loss, sinkhorn, none")),
+    EXPAND(NAMES, MOE(moe_router_load_balancing_type), LOOM_MOE_BALANCES, "aux_loss", balances,
+        DOC("aux_loss, seq_aux_loss, global_aux_loss or a list of them; sinkhorn, none")),
     EXPAND(STRING, MOE(moe_router_score_function), "softmax", DOC("softmax, sigmoid")),
     EXPAND(STRING, MOE(moe_router_dtype), "null", NULLABLE, DOC("of routing")),
     EXPAND(STRING, MOE(moe_token_dispatcher_type), "allgather", DOC("allgather, alltoall")),
     EXPAND(STRING, MOE(moe_token_drop_policy), "probs", DOC("probs, position")),
     EXPAND(REAL, MOE(moe_router_topk_scaling_factor), "null", NULLABLE, ABOVE(0), DOC("of routing weights")),
     EXPAND(REAL, MOE(moe_router_bias_update_rate), "1.0e-3", FROM(0), DOC("by which a step moves an expert's bias")),
-    EXPAND(REAL, MOE(moe_aux_loss_coeff), "0.0", FROM(0), DOC("of the load-balancing loss")),
+    EXPAND(REALS, MOE(moe_aux_loss_coeff), model.config.moe.moe_aux_loss_coeff_count, LOOM_MOE_BALANCES, "0.0", FROM(0),
+        DOC("of the load-balancing loss; of several types as many, a list")),
     EXPAND(REAL, MOE(moe_z_loss_coeff), "null", NULLABLE, ABOVE(0), DOC("of the router's z loss")),
     EXPAND(REAL, MOE(moe_input_jitter_eps), "null", NULLABLE, FROM(0), NONE_YET(experts), DOC("noise on router input")),
     EXPAND(REAL, MOE(moe_expert_capacity_factor), "null", NULLABLE, ABOVE(0),
@@ -265,7 +280,8 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, MOE(moe_shared_expert_overlap), "false", NONE_YET(experts), DOC("shared expert beside dispatch")),
     EXPAND(BOOL, MOE(moe_permute_fusion), "false", DOC("true and false are the same: rows are moved once")),
     EXPAND(BOOL, MOE(moe_apply_probs_on_input), "false", NONE_YET(experts), DOC("weights before the expert")),
-    EXPAND(BOOL, MOE(moe_layer_recompute), "false", NONE_YET(experts), DOC("recompute expert layers")),
+    EXPAND(BOOL, MOE(moe_layer_recompute), "false",
+        DOC("router and experts of a layer are made again in the backward; not with recompute full")),
     EXPAND(BOOL, MOE(moe_per_layer_logging), "false",
         DOC("metrics tell of each layer's router, not of all together alone")),
 

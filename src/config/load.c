@@ -426,7 +426,9 @@ static void finish_fields(loader *load) {
     if (config->model.hf && config->model.from)
         loom__faults_add(
             &load->faults, LOOM_ERR_CONFIG, "model.from: the model is that of model.hf; leave one of the two out");
-    if (config->model.config.architecture && !config->model.hf && config->model.config.vocab_size == 0 &&
+    /* Which tokenizer another program's file means is not known. */
+    bool translated = load->plan && load->plan->translated > 0 && !config->data.tokenizer;
+    if (config->model.config.architecture && !config->model.hf && config->model.config.vocab_size == 0 && !translated &&
         (!config->data.tokenizer || strcmp(config->data.tokenizer, "byte") == 0))
         config->model.config.vocab_size = LOOM_BYTE_VOCABULARY;
 }
@@ -570,6 +572,15 @@ static loom_status check_plan(loader *load, const loom_plan_check *check) {
     return LOOM_OK;
 }
 
+static void add_known(const loom_plan_check *check, loom__faults *faults) {
+    const char *next;
+    for (const char *line = check && check->faults ? check->faults : ""; *line; line = next) {
+        size_t length = strcspn(line, "\n");
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "%.*s", (int)length, line);
+        next = line + length + (line[length] == '\n');
+    }
+}
+
 /* check NULL, and with it not_built: the run is not planned, and what is not built is a fault. */
 static loom_status load_config(const char *name, const char *text, size_t length, const char *const *overrides,
     int64_t override_count, bool with_files, const loom_plan_check *check, loom__faults *not_built,
@@ -585,6 +596,7 @@ static loom_status load_config(const char *name, const char *text, size_t length
         status = loom_fail(LOOM_ERR_MEMORY, "%s: out of memory", name);
     } else {
         load.owner->config = loom_run_config_default();
+        add_known(check, &load.faults);
         status = load_fields(&load, text, length, overrides, override_count, with_files);
         if (!status && check)
             status = check_plan(&load, check);

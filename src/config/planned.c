@@ -22,21 +22,15 @@ static bool is_about_faulty(const char *line, const bool *faulty) {
     return false;
 }
 
-void loom__check_planned(const loom_run_config *config, const bool *faulty, int64_t world_size, loom__faults *faults) {
+/* Adds what a check says of the configuration, but for what is about a field that has been named. */
+static void add_found(const loom_run_config *sound, const bool *faulty, int64_t world_size, loom__faults *faults) {
     loom__faults found;
-    loom_run_config sound = *config;
     loom__faults_begin(&found);
     found.not_built = faults->not_built;
-    for (int64_t i = 0; i < loom__field_count; i++)
-        if (faulty[i])
-            loom__field_set_default(&loom__fields[i], NULL, &sound);
-    /* What is missing of the data depends on their kind: mock data miss nothing. */
-    if (faulty[loom__field_find("data.kind")])
-        sound.data.kind = "mock";
     /* The table tells what is not built of the configuration as it is. */
     if (faults->not_built)
-        loom__fields_check(&sound, "", &found);
-    loom__check_run(&sound, world_size > 0 ? world_size : sound.ranks, &found);
+        loom__fields_check(sound, "", &found);
+    loom__check_run(sound, world_size > 0 ? world_size : sound->ranks, &found);
     char *next;
     for (char *line = found.text; line && *line; line = next) {
         next = strchr(line, '\n');
@@ -45,4 +39,58 @@ void loom__check_planned(const loom_run_config *config, const bool *faulty, int6
         if (!is_about_faulty(line, faulty) && !loom__faults_has(faults, line))
             loom__faults_add(faults, LOOM_ERR_CONFIG, "%s", line);
     }
+}
+
+static void fill(int64_t *size, int64_t value, const char *path, bool *faulty) {
+    if (*size != 0)
+        return;
+    *size = value;
+    faulty[loom__field_find(path)] = true;
+}
+
+/* Without some sizes nothing of a model is judged. Where one is missing, the rest is judged with one that all divides;
+ * false where nothing is missing, or nothing sensible can be put there. */
+static bool fill_in(loom_run_config *config, bool *faulty) {
+    loom_model_config *model = &config->model.config;
+    const loom_megatron_strategy_config *strategy = &config->strategy;
+    int64_t tp = strategy->tensor_model_parallel_size, cp = strategy->context_parallel_size;
+    int64_t pp = strategy->pipeline_model_parallel_size, chunks = strategy->virtual_pipeline_model_parallel_size;
+    int64_t etp = strategy->expert_tensor_parallel_size, groups = model->num_query_groups;
+    const int64_t sizes[] = {tp, cp, pp, chunks, etp, groups, model->num_attention_heads};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (sizes[i] > 64)
+            return false;
+    if (model->num_layers && model->hidden_size && model->num_attention_heads && model->seq_length && model->vocab_size)
+        return false;
+    if (model->kv_channels == 0 && (model->hidden_size == 0 || model->num_attention_heads == 0))
+        model->kv_channels = 64;
+    fill(&model->num_layers, pp * (chunks > 0 ? chunks : 1), "model.num_layers", faulty);
+    fill(&model->num_attention_heads, tp * (groups > 0 ? groups : 1), "model.num_attention_heads", faulty);
+    fill(&model->hidden_size, 64 * tp * (etp > 0 ? etp : 1) * model->num_attention_heads, "model.hidden_size", faulty);
+    fill(&model->seq_length, 2 * tp * cp, "model.seq_length", faulty);
+    fill(&model->vocab_size, 1, "model.vocab_size", faulty);
+    return true;
+}
+
+void loom__check_planned(const loom_run_config *config, const bool *faulty, int64_t world_size, loom__faults *faults) {
+    loom_run_config sound = *config;
+    for (int64_t i = 0; i < loom__field_count; i++)
+        if (faulty[i])
+            loom__field_set_default(&loom__fields[i], NULL, &sound);
+    /* What is missing of the data depends on their kind, and what the model must have on its architecture: mock data
+     * and a llama miss nothing. */
+    if (faulty[loom__field_find("data.kind")])
+        sound.data.kind = "mock";
+    if (faulty[loom__field_find("model.architecture")])
+        sound.model.config.architecture = "llama";
+    add_found(&sound, faulty, world_size, faults);
+    bool *missing = calloc((size_t)loom__field_count, sizeof *missing);
+    if (!missing || sound.model.hf || sound.model.from) {
+        free(missing);
+        return;
+    }
+    memcpy(missing, faulty, (size_t)loom__field_count * sizeof *missing);
+    if (fill_in(&sound, missing))
+        add_found(&sound, missing, world_size, faults);
+    free(missing);
 }

@@ -25,19 +25,18 @@ static bool plain_positions(const loom__gpt *gpt, const loom_batch *batch) {
 loom__router_options loom__gpt_router_options(const loom__gpt *gpt, bool training, double own_loss_scale) {
     const loom_module_environment *environment = &gpt->environment;
     const loom_moe_config *moe = &gpt->config.moe;
-    const char *type = moe->moe_router_load_balancing_type ? moe->moe_router_load_balancing_type : "aux_loss";
-    bool per_sequence = strcmp(type, "seq_aux_loss") == 0, balanced = per_sequence || strcmp(type, "aux_loss") == 0;
     loom_comm *slices = environment->expert_tensor_group ? environment->expert_tensor_group : environment->tensor_group;
     return (loom__router_options){
         .router = loom__model_router(&gpt->config),
         .groups = {environment->expert_group, slices, environment->experts_group,
             moe->moe_token_dispatcher_type && strcmp(moe->moe_token_dispatcher_type, "allgather") == 0},
         .training = training,
-        .balance_coefficient = balanced ? moe->moe_aux_loss_coeff : 0,
+        .balance_coefficient = {loom__balance_coefficient(moe, "aux_loss"),
+            loom__balance_coefficient(moe, "seq_aux_loss"), loom__balance_coefficient(moe, "global_aux_loss")},
         .z_coefficient = moe->moe_z_loss_coeff,
         .own_loss_scale = own_loss_scale,
-        .balance_per_sequence = per_sequence,
         .balance_group = environment->balance_group,
+        .step_group = environment->step_group,
     };
 }
 

@@ -42,7 +42,8 @@ static loom_status bind_experts(const loom__parameter_set *set, loom__layer *lay
     const loom_parameter *bias = find(set, layer->number, "mlp.router.expert_bias");
     bool biased = layer->config->moe.moe_router_enable_expert_bias;
     if (layer->router && first > 0 && first == second && (bias != NULL) == biased)
-        return loom__router_memory_create((int64_t)most, bias ? bias->data : NULL, &layer->router_memory);
+        return loom__router_memory_create((int64_t)most, bias ? bias->data : NULL,
+            loom__balance_coefficient(&layer->config->moe, "global_aux_loss") > 0, &layer->router_memory);
     return loom_fail(LOOM_ERR_INTERNAL, "the spec lacks an expert of layer %lld", (long long)layer->number);
 }
 
@@ -318,13 +319,28 @@ static loom_status experts(
     return status;
 }
 
+static loom_status recomputed_experts(loom_tape *tape, void *argument, loom_tensor *normed, loom_tensor **output) {
+    const layer_call *call = argument;
+    return experts(call->layer, tape, call->microbatch, normed, output);
+}
+
+static loom_status expert_mlp(
+    const loom__layer *layer, loom_tape *tape, loom__microbatch *m, loom_tensor *normed, loom_tensor **output) {
+    if (!layer->config->moe.moe_layer_recompute)
+        return experts(layer, tape, m, normed, output);
+    layer_call *call = layer_call_create(layer, m);
+    return call ? loom_recompute_call(tape, recomputed_experts, call, layer_call_free, normed, output)
+                : loom_fail(LOOM_ERR_MEMORY, "out of memory for a recomputation");
+}
+
 static loom_status mlp(
     const loom__layer *layer, loom_tape *tape, loom__microbatch *m, loom_tensor *x, loom_tensor **output) {
     const loom_model_config *config = layer->config;
     loom_tensor *normed = NULL, *narrow = NULL;
     loom_status status = loom__norm(tape, config, x, layer->mlp_norm, layer->mlp_norm_bias, &normed);
     if (!status)
-        status = layer->router ? experts(layer, tape, m, normed, &narrow) : dense_mlp(layer, tape, m, normed, &narrow);
+        status =
+            layer->router ? expert_mlp(layer, tape, m, normed, &narrow) : dense_mlp(layer, tape, m, normed, &narrow);
     loom_tensor_release(normed);
     if (!status) {
         loom_dropout dropout = site_dropout(m, config->hidden_dropout, layer->number, LOOM_DROPOUT_MLP);

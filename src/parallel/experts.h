@@ -37,10 +37,12 @@ typedef struct loom__router_memory {
     int64_t experts;
     float *bias;    /* [experts] added to scores for the choice alone; borrowed; NULL: none */
     double *tokens; /* [experts] that have gone to each in this step, of this rank; where there is a bias */
+    double *load;   /* [experts] counts of the global balance loss, of all ranks and calls of this step; or NULL */
+    int64_t calls;
 } loom__router_memory;
 
-/* bias may be NULL. LOOM_ERR_MEMORY; loom__router_memory_destroy. */
-loom_status loom__router_memory_create(int64_t experts, float *bias, loom__router_memory **memory);
+/* bias may be NULL; global: there is a global balance loss. LOOM_ERR_MEMORY; loom__router_memory_destroy. */
+loom_status loom__router_memory_create(int64_t experts, float *bias, bool global, loom__router_memory **memory);
 void loom__router_memory_destroy(loom__router_memory *memory); /* NULL is accepted */
 /* Adds a map [tokens, experts] to the counts. */
 void loom__router_memory_count(loom__router_memory *memory, int64_t tokens, const uint8_t *map);
@@ -50,15 +52,23 @@ void loom__router_memory_count(loom__router_memory *memory, int64_t tokens, cons
 loom_status loom__router_memories_end_step(
     loom__router_memory *const *memories, int64_t count, loom_comm *group, double rate);
 
+/* Balance losses: of the microbatch, of each sequence by itself, of the step so far. */
+typedef enum loom__balance_kind {
+    LOOM__BALANCE_MICROBATCH, /* aux_loss */
+    LOOM__BALANCE_SEQUENCE,   /* seq_aux_loss */
+    LOOM__BALANCE_GLOBAL,     /* global_aux_loss: the counts of all ranks of step_group, averaged over a step's calls */
+    LOOM__BALANCES
+} loom__balance_kind;
+
 typedef struct loom__router_options {
     loom__router router;
     loom__expert_groups groups;
     bool training;
     /* Losses that keep the load even, of the tokens of all ranks of balance_group (NULL: of this one): a coefficient of
      * 0 is none. Their gradient is multiplied by own_loss_scale. */
-    double balance_coefficient, z_coefficient, own_loss_scale;
-    bool balance_per_sequence;
+    double balance_coefficient[LOOM__BALANCES], z_coefficient, own_loss_scale;
     loom_comm *balance_group;
+    loom_comm *step_group;       /* balance_group of all data ranks together; NULL: this rank alone */
     loom__router_memory *memory; /* of the layer; counted where the tape records a training; NULL: none */
     /* Where a microbatch of a training is added, as one of layer `layer`; borrowed; NULL: nowhere. */
     loom__router_collector *collector;
@@ -67,7 +77,7 @@ typedef struct loom__router_options {
 
 /* x [s, b, h] (this rank's rows), weight [experts, h]. *probs [s*b, experts] F32: the weights of the experts, to be
  * given to loom__expert_combine. *routed: loom__routed_release. Collective over groups.all, and over balance_group
- * where there is a balance loss. */
+ * or step_group where there is a balance loss and the tape records. */
 loom_status loom__route_tokens(loom_tape *tape, loom_tensor *x, loom_parameter *weight,
     const loom__router_options *options, loom_tensor **probs, loom__routed **routed);
 /* rows [expert_rows, h] of this rank's experts. Collective over groups.all. */

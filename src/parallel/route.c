@@ -84,9 +84,11 @@ typedef struct route_state {
     loom_parameter *weight;
     loom__router router;
     loom__routed *routed;
-    loom__balance balance;
-    double *balance_weights; /* NULL: no such loss */
-    const loom_comm *balance_group;
+    struct balance_loss {
+        loom__balance of;
+        double *weights; /* NULL: no such loss */
+        const loom_comm *group;
+    } balance[LOOM__BALANCES];
     double z_coefficient, scale;
     loom_tensor *d_logits;
 } route_state;
@@ -117,8 +119,9 @@ static loom_status logits_gradient(
     memset(d_logits, 0, (size_t)loom_tensor_count(made) * sizeof *d_logits);
     loom_status status =
         loom__route_backward(&state->router, r->tokens, values, &r->routing, loom_tensor_f32(d_probs), d_logits);
-    if (!status && state->balance_weights)
-        status = loom__balance_loss(&state->balance, values, state->balance_weights, state->scale, &loss, d_logits);
+    for (const struct balance_loss *b = state->balance; b < state->balance + LOOM__BALANCES && !status; b++)
+        if (b->weights)
+            status = loom__balance_loss(&b->of, values, b->weights, state->scale, &loss, d_logits);
     if (!status && state->z_coefficient > 0)
         loom__router_z_loss(r->tokens, r->experts, values, NULL, state->z_coefficient, state->scale, &loss, d_logits);
     if (status) {
@@ -189,7 +192,8 @@ static loom_status route_weight(loom_tape *tape, loom_node *node, loom_tensor *d
 static void free_state(route_state *state) {
     loom__routed_release(state->routed);
     loom_tensor_release(state->d_logits);
-    free_sent(state->balance_group, state->balance_weights);
+    for (const struct balance_loss *b = state->balance; b < state->balance + LOOM__BALANCES; b++)
+        free_sent(b->group, b->weights);
 }
 
 static void route_release(loom_node *node) {
@@ -198,22 +202,40 @@ static void route_release(loom_node *node) {
 
 static const loom_op route_op = {"router", route_input, route_weight, route_release};
 
+/* The mean over the calls of a step so far of what the group counted in each. */
+static void average_calls(loom__router_memory *memory, double *counts) {
+    memory->calls++;
+    for (int64_t e = 0; e < memory->experts; e++) {
+        memory->load[e] += counts[e];
+        counts[e] = memory->load[e] / (double)memory->calls;
+    }
+}
+
 /* What each expert's score costs, from the load over all ranks of the group. */
-static loom_status balance(
-    const loom__router_options *options, const loom_tensor *x, const float *logits, route_state *state) {
-    int64_t b = x->shape[1], sequences = options->balance_per_sequence ? b : 1;
-    int64_t size = size_of(options->balance_group), count = sequences * options->router.experts;
-    state->balance = (loom__balance){&state->router, state->routed->tokens, b, options->balance_per_sequence, NULL};
-    state->balance_weights = calloc((size_t)count + 1, sizeof(double));
-    if (!state->balance_weights)
+static loom_status balance(const loom__router_options *options, const loom_tensor *x, const float *logits,
+    route_state *state, loom__balance_kind kind) {
+    struct balance_loss *loss = &state->balance[kind];
+    double coefficient = options->balance_coefficient[kind];
+    bool per_sequence = kind == LOOM__BALANCE_SEQUENCE, global = kind == LOOM__BALANCE_GLOBAL;
+    loom_comm *group = global ? options->step_group : options->balance_group;
+    int64_t b = x->shape[1], sequences = per_sequence ? b : 1, size = size_of(group);
+    int64_t count = sequences * options->router.experts;
+    loss->of = (loom__balance){&state->router, state->routed->tokens, b, per_sequence, NULL};
+    loss->weights = calloc((size_t)count + 1, sizeof(double));
+    if (!loss->weights)
         return out_of_memory(state->routed->tokens, options->router.experts);
-    state->balance_group = options->balance_group;
-    double *weights = state->balance_weights;
-    LOOM_TRY(loom__balance_count(&state->balance, logits, weights));
+    loss->group = group;
+    double *weights = loss->weights;
+    LOOM_TRY(loom__balance_count(&loss->of, logits, weights));
     if (size > 1)
-        LOOM_TRY(loom_all_reduce(options->balance_group, weights, weights, count, LOOM_F64, LOOM_SUM));
+        LOOM_TRY(loom_all_reduce(group, weights, weights, count, LOOM_F64, LOOM_SUM));
+    if (global && options->memory)
+        average_calls(options->memory, weights);
+    /* The parts of data ranks are averaged with the gradients, but are to add up. */
+    if (global)
+        coefficient *= (double)size / size_of(options->balance_group);
     double total = (double)(state->routed->tokens * size) / (double)sequences;
-    loom__balance_weights(&state->balance, options->balance_coefficient, weights, total, weights);
+    loom__balance_weights(&loss->of, coefficient, weights, total, weights);
     return LOOM_OK;
 }
 
@@ -221,12 +243,17 @@ static loom_status balance(
 static loom_status losses_of(
     const loom__router_options *options, const route_state *state, const float *logits, loom__router_losses *losses) {
     const loom__routed *r = state->routed;
-    const loom_router_loss balance =
-        options->balance_per_sequence ? LOOM_ROUTER_SEQ_LOAD_BALANCING : LOOM_ROUTER_LOAD_BALANCING;
-    losses->has[balance] = state->balance_weights != NULL;
-    if (state->balance_weights) {
-        LOOM_TRY(loom__balance_loss(&state->balance, logits, state->balance_weights, 0, &losses->part[balance], NULL));
-        losses->part[balance] /= options->balance_coefficient;
+    static const loom_router_loss name[LOOM__BALANCES] = {[LOOM__BALANCE_MICROBATCH] = LOOM_ROUTER_LOAD_BALANCING,
+        [LOOM__BALANCE_SEQUENCE] = LOOM_ROUTER_SEQ_LOAD_BALANCING,
+        [LOOM__BALANCE_GLOBAL] = LOOM_ROUTER_GLOBAL_LOAD_BALANCING};
+    for (int kind = 0; kind < LOOM__BALANCES; kind++) {
+        const struct balance_loss *balance = &state->balance[kind];
+        double *part = &losses->part[name[kind]];
+        losses->has[name[kind]] = balance->weights != NULL;
+        if (!balance->weights)
+            continue;
+        LOOM_TRY(loom__balance_loss(&balance->of, logits, balance->weights, 0, part, NULL));
+        *part /= options->balance_coefficient[kind];
     }
     losses->has[LOOM_ROUTER_Z] = state->z_coefficient > 0;
     if (state->z_coefficient > 0) {
@@ -265,8 +292,9 @@ static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weigh
         loom__router_memory_count(options->memory, tokens, state->routed->routing.map);
     if (options->training)
         state->z_coefficient = options->z_coefficient / size_of(options->balance_group);
-    if (options->training && options->balance_coefficient > 0)
-        LOOM_TRY(balance(options, x, values, state));
+    for (int kind = 0; kind < LOOM__BALANCES && options->training && loom_tape_records(tape); kind++)
+        if (options->balance_coefficient[kind] > 0)
+            LOOM_TRY(balance(options, x, values, state, (loom__balance_kind)kind));
     LOOM_TRY(collect(tape, options, state, values));
     return plan_rows(state->routed);
 }
@@ -304,7 +332,8 @@ loom_status loom__route_tokens(loom_tape *tape, loom_tensor *x, loom_parameter *
     if (!status && node) {
         route_state *kept = loom_node_state(node);
         *kept = made;
-        kept->balance.router = &kept->router;
+        for (int kind = 0; kind < LOOM__BALANCES; kind++)
+            kept->balance[kind].of.router = &kept->router;
         status = loom_node_save(node, x);
         if (!status)
             status = loom_node_save(node, logits);

@@ -6,12 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-loom_status loom__router_memory_create(int64_t experts, float *bias, loom__router_memory **out) {
+loom_status loom__router_memory_create(int64_t experts, float *bias, bool global, loom__router_memory **out) {
     loom__router_memory *made = calloc(1, sizeof *made);
     if (made && bias)
         made->tokens = calloc((size_t)experts, sizeof *made->tokens);
-    if (!made || (bias && !made->tokens)) {
-        free(made);
+    if (made && global)
+        made->load = calloc((size_t)experts, sizeof *made->load);
+    if (!made || (bias && !made->tokens) || (global && !made->load)) {
+        loom__router_memory_destroy(made);
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the router of %lld experts", (long long)experts);
     }
     made->experts = experts;
@@ -24,6 +26,7 @@ void loom__router_memory_destroy(loom__router_memory *memory) {
     if (!memory)
         return;
     free(memory->tokens);
+    free(memory->load);
     free(memory);
 }
 
@@ -61,8 +64,12 @@ loom_status loom__router_memories_end_step(
             free(sums);
         LOOM_TRY(status);
     }
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count; i++) {
         if (memories[i]->tokens)
             memset(memories[i]->tokens, 0, (size_t)experts * sizeof *memories[i]->tokens);
+        if (memories[i]->load)
+            memset(memories[i]->load, 0, (size_t)experts * sizeof *memories[i]->load);
+        memories[i]->calls = 0;
+    }
     return LOOM_OK;
 }

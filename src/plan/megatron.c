@@ -1,9 +1,11 @@
 /* Megatron-LM's command line as fields of a run file. The text is cut into words as a shell does it, without expanding
  * anything; then one table says which option is which field. What the table does not know is listed, so that nobody
  * takes a plan for what it is not. */
+#include "base/legal.h"
 #include "plan/translation.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <megaloom/names.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +22,14 @@ typedef struct cutter {
     char *to;
     bool open; /* within a word */
 } cutter;
+
+/* Of text that a message shows: within its line, and not much. */
+static int shown_length(const char *from, const char *end) {
+    int length = 0;
+    while (from + length < end && length < 24 && from[length] != '\n')
+        length++;
+    return length;
+}
 
 static loom_status cut_quoted(cutter *c) {
     char quote = *c->at++;
@@ -38,7 +48,7 @@ static loom_status cut_quoted(cutter *c) {
     }
     if (c->at == c->end)
         return loom_fail(LOOM_ERR_FORMAT, "%s: the quote %c before \"%.*s\" does not end", c->name, quote,
-            (int)(c->end - from < 24 ? c->end - from : 24), from);
+            shown_length(from, c->end), from);
     c->at++;
     return LOOM_OK;
 }
@@ -270,10 +280,9 @@ static const char *const without_effect[] = {"data-path", "data-cache-path", "sp
     "manual-gc-interval", "accumulate-allreduce-grads-in-fp32", "no-create-attention-mask-in-dataloader",
     "group-query-attention", "reset-position-ids", "reset-attention-mask", "eod-mask-loss", "profile", "profile-*",
     "use-pytorch-profiler", "deterministic-mode", "master-addr", "master-port", "node-rank", "rdzv-*", "rank",
-    "local-rank", "lazy-mpu-init", "empty-unused-memory-level", "recompute-method", "recompute-num-layers",
-    "overlap-p2p-communication", "no-overlap-p2p-communication", "bias-*", "override-opt_param-scheduler",
-    "use-checkpoint-opt_param-scheduler", "rotary-seq-len-interpolation-factor", "enable-experimental", "tee",
-    "log-dir", "redirects"};
+    "local-rank", "lazy-mpu-init", "empty-unused-memory-level", "overlap-p2p-communication",
+    "no-overlap-p2p-communication", "bias-*", "override-opt_param-scheduler", "use-checkpoint-opt_param-scheduler",
+    "rotary-seq-len-interpolation-factor", "enable-experimental", "tee", "log-dir", "redirects"};
 
 static bool is_without_effect(const char *name) {
     for (size_t i = 0; i < sizeof without_effect / sizeof *without_effect; i++) {
@@ -295,7 +304,8 @@ static const option *find(const char *name) {
 /* What several options say together. */
 typedef struct sums {
     int64_t per_node, nodes, layers, stages, layers_a_chunk, samples, global, hidden;
-    bool gated, ffn, vocabulary, steps;
+    bool gated, ffn, vocabulary, steps, bf16, fp16;
+    bool ranks_unknown; /* a shell would know them */
 } sums;
 
 static int64_t number(const char *text) {
@@ -315,6 +325,8 @@ static void note(sums *s, const char *name, const char *value) {
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (strcmp(name, numbers[i].name) == 0)
             *numbers[i].to = number(value);
+    s->bf16 = s->bf16 || strcmp(name, "bf16") == 0;
+    s->fp16 = s->fp16 || strcmp(name, "fp16") == 0;
     s->gated = s->gated || strcmp(name, "swiglu") == 0;
     s->ffn = s->ffn || strcmp(name, "ffn-hidden-size") == 0;
     s->vocabulary = s->vocabulary || strcmp(name, "vocab-size") == 0 || strcmp(name, "padded-vocab-size") == 0;
@@ -336,11 +348,28 @@ static void add_defaults(loom__translator *t) {
         loom__translator_add(t, defaults[i][0], defaults[i][1]);
 }
 
+/* Stages of so many layers a chunk: how many chunks a stage has. */
+static void add_chunks(loom__translator *t, const sums *s, int64_t stages) {
+    int64_t of_stage = s->layers / stages;
+    if (s->layers_a_chunk == 0 || of_stage == 0)
+        return;
+    if (of_stage % s->layers_a_chunk == 0) {
+        add_number(t, "strategy.virtual_pipeline_model_parallel_size", of_stage / s->layers_a_chunk);
+        return;
+    }
+    loom__translator_fault(t,
+        "--num-layers-per-virtual-pipeline-stage: found %" PRId64 ", expected a divisor of the %" PRId64
+        " layers of a stage: the nearest legal %s",
+        s->layers_a_chunk, of_stage, loom__nearest_divisors(of_stage, s->layers_a_chunk).text);
+}
+
 static void add_sums(loom__translator *t, const sums *s, const char *tokenizer) {
     int64_t stages = s->stages > 0 ? s->stages : 1;
-    t->made.world_size = s->per_node > 0 ? s->per_node * (s->nodes > 0 ? s->nodes : 1) : 0;
-    if (s->layers_a_chunk > 0 && s->layers > 0)
-        add_number(t, "strategy.virtual_pipeline_model_parallel_size", s->layers / stages / s->layers_a_chunk);
+    if (!s->ranks_unknown && (s->per_node > 0 || s->nodes > 0)) /* torchrun's default is one of each */
+        t->made.world_size = (s->per_node > 0 ? s->per_node : 1) * (s->nodes > 0 ? s->nodes : 1);
+    if (s->bf16 && s->fp16)
+        loom__translator_fault(t, "--fp16: found together with --bf16, expected one of them");
+    add_chunks(t, s, stages);
     /* Gated layers keep the size of those that are not: two thirds, in 64s. */
     if (s->gated && !s->ffn && s->hidden > 0)
         add_number(t, "model.ffn_hidden_size", 4 * s->hidden * 2 / 3 / 64 * 64);
@@ -369,8 +398,39 @@ static bool is_expanded(const char *value) {
     return strchr(value, '$') || strchr(value, '`');
 }
 
+static bool is_one_of(const char *name, const char *const *names) {
+    for (; *names; names++)
+        if (strcmp(name, *names) == 0)
+            return true;
+    return false;
+}
+
+static void leave_out(loom__translator *t, const char *name, const char *value) {
+    const char *names[sizeof options / sizeof *options];
+    int64_t count = sizeof options / sizeof *options;
+    /* Every layer is recomputed here, one by one: so much these say as well. */
+    if ((strcmp(name, "recompute-method") == 0 && value && strcmp(value, "uniform") == 0) ||
+        (strcmp(name, "recompute-num-layers") == 0 && value && strcmp(value, "1") == 0) || is_without_effect(name))
+        return;
+    for (int64_t i = 0; i < count; i++)
+        names[i] = options[i].name;
+    const char *meant = loom_nearest_name(name, names, count);
+    loom__translator_leave_out(t, "--%s has no field here%s%s%s", name, meant ? "; did you mean --" : "",
+        meant ? meant : "", meant ? "?" : "");
+}
+
+/* A number that this file computes with; others are judged where their fields are. */
+static void check_number(loom__translator *t, const char *name, const char *value) {
+    static const char *const numbers[] = {
+        "nproc-per-node", "nnodes", "num-layers-per-virtual-pipeline-stage", "train-samples", NULL};
+    int64_t most = name[0] == 'n' && name[1] != 'u' ? INT32_MAX : INT64_MAX, found = number(value);
+    if (is_one_of(name, numbers) && (found < 1 || found > most))
+        loom__translator_fault(t, "--%s: found %.60s, expected an integer from 1 to %" PRId64, name, value, most);
+}
+
 /* Takes one option and its values; *at is left at the last word that it has used. */
-static loom_status take(loom__translator *t, const words *w, int64_t *at, sums *s, const char **tokenizer) {
+static void take(loom__translator *t, const words *w, int64_t *at, sums *s, const char **tokenizer) {
+    static const char *const ranks[] = {"nproc-per-node", "nnodes", NULL};
     char name[96], three[128];
     const char *value = split_name(w->list[*at] + 2, name, sizeof name);
     const option *known = find(name);
@@ -381,26 +441,31 @@ static loom_status take(loom__translator *t, const words *w, int64_t *at, sums *
     while (*at + 1 < w->count && !is_option(w->list[*at + 1]) && (!known || known->takes == THREE))
         ++*at;
     if (!known) {
-        if (!is_without_effect(name))
-            loom__translator_leave_out(t, "--%s has no field here", name);
-        return LOOM_OK;
+        leave_out(t, name, value);
+        return;
     }
     if (known->takes == FLAG) {
         note(s, name, "");
         loom__translator_add(t, known->field, known->flag);
-        return LOOM_OK;
+        return;
     }
-    if (!value)
-        return loom_fail(LOOM_ERR_FORMAT, "%s: --%s has no value", t->name, name);
+    if (!value) {
+        loom__translator_fault(t, "--%s: found no value, expected one", name);
+        return;
+    }
     if (is_expanded(value)) {
+        s->ranks_unknown = s->ranks_unknown || is_one_of(name, ranks);
         loom__translator_leave_out(t, "--%s: \"%.60s\" is for a shell to expand, expected its value", name, value);
-        return LOOM_OK;
+        return;
     }
     note(s, name, value);
+    check_number(t, name, value);
     if (known->takes == THREE) {
-        if (*at - first != 3)
-            return loom_fail(
-                LOOM_ERR_FORMAT, "%s: --%s has %" PRId64 " values, expected three", t->name, name, *at - first);
+        if (*at - first != 3) {
+            loom__translator_fault(
+                t, "--%s: found %" PRId64 " value%s, expected three", name, *at - first, *at - first == 1 ? "" : "s");
+            return;
+        }
         snprintf(three, sizeof three, "[%.30s, %.30s, %.30s]", w->list[*at - 2], w->list[*at - 1], w->list[*at]);
         value = three;
     }
@@ -408,7 +473,6 @@ static loom_status take(loom__translator *t, const words *w, int64_t *at, sums *
         *tokenizer = value;
     if (known->field)
         loom__translator_add(t, known->field, loom__translated_value(known->field, value));
-    return LOOM_OK;
 }
 
 loom_status loom_plan_translate_megatron(
@@ -424,7 +488,7 @@ loom_status loom_plan_translate_megatron(
         add_defaults(&t);
     for (int64_t i = 0; i < w.count && !status; i++)
         if (is_option(w.list[i]))
-            status = take(&t, &w, &i, &s, &tokenizer);
+            take(&t, &w, &i, &s, &tokenizer);
     if (!status)
         add_sums(&t, &s, tokenizer);
     words_free(&w);

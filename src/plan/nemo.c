@@ -5,6 +5,7 @@
 #include "config/field.h"
 #include "plan/translation.h"
 #include <inttypes.h>
+#include <megaloom/names.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,13 +66,11 @@ static const char *const quiet_sections[] = {"exp_manager", "logger", "checkpoin
 static const char *const quiet_keys[] = {"data_prefix", "index_mapping_dir", "num_workers", "splits_string",
     "tokenizer", "gradient_as_bucket_view", "megatron_amp_O2", "mcore_gpt", "use_flash_attention",
     "masked_softmax_fusion", "bias_activation_fusion", "bias_dropout_add_fusion", "apply_rope_fusion",
-    "cross_entropy_loss_fusion", "gradient_accumulation_fusion", "transformer_engine", "nsys_profile",
-    "activations_checkpoint_method", "activations_checkpoint_num_layers", "recompute_method", "recompute_num_layers",
-    "eval_interval", "eval_iters", "log_every_n_steps", "val_check_interval", "limit_val_batches", "limit_test_batches",
-    "accelerator", "logger", "enable_checkpointing", "use_distributed_sampler", "accumulate_grad_batches", "max_epochs",
-    "max_time", "benchmark", "enable_model_summary", "enable_progress_bar", "betas", "weight_decay_incr_style",
-    "resume_from_checkpoint", "dataloader_type", "data_impl", "skip_warmup", "random_seed", "path", "blend",
-    "fp32_residual_connection"};
+    "cross_entropy_loss_fusion", "gradient_accumulation_fusion", "transformer_engine", "nsys_profile", "eval_interval",
+    "eval_iters", "log_every_n_steps", "val_check_interval", "limit_val_batches", "limit_test_batches", "accelerator",
+    "logger", "enable_checkpointing", "use_distributed_sampler", "accumulate_grad_batches", "max_epochs", "max_time",
+    "benchmark", "enable_model_summary", "enable_progress_bar", "betas", "weight_decay_incr_style",
+    "resume_from_checkpoint", "dataloader_type", "data_impl", "skip_warmup", "random_seed", "path", "blend"};
 
 static bool is_one_of(const char *name, const char *const *list, size_t count) {
     for (size_t i = 0; i < count; i++)
@@ -84,6 +83,7 @@ typedef struct reader {
     loom__translator t;
     const loom__yaml *yaml;
     int64_t nodes, devices;
+    bool ranks_unknown; /* the machine, or an interpolation, would tell */
 } reader;
 
 static const struct rename *find_rename(const char *section, const char *key) {
@@ -129,12 +129,54 @@ static bool text_of(const reader *r, const loom__yaml_node *node, char *text, si
 
 static void take_sizes(reader *r, const char *key, const loom__yaml_node *node) {
     int64_t value;
-    if (loom__yaml_is_int(node, &value) && value > 0 && value < INT32_MAX) {
-        if (strcmp(key, "num_nodes") == 0)
-            r->nodes = value;
-        else
-            r->devices = value;
+    if (!loom__yaml_is_int(node, &value) || value == -1) {
+        /* "auto", -1, "${…}" */
+        r->ranks_unknown = true;
+        loom__translator_leave_out(&r->t, "line %d: %s: \"%.60s\" is for NeMo to find out, expected a number",
+            node->line, key, node->kind == LOOM__YAML_SCALAR ? node->text : "[…]");
+    } else if (value < 1 || value > INT32_MAX) {
+        loom__translator_fault(&r->t, "line %d: %s: found %" PRId64 ", expected an integer from 1 to %d", node->line,
+            key, value, INT32_MAX);
+    } else if (strcmp(key, "num_nodes") == 0) {
+        r->nodes = value;
+    } else {
+        r->devices = value;
     }
+}
+
+/* What `uniform` recomputation of single layers says, and a residual stream in the dtype of everything else, is what
+ * there is here. */
+static bool says_nothing_new(const char *key, const loom__yaml_node *node) {
+    static const struct {
+        const char *key, *value;
+    } usual[] = {{"activations_checkpoint_method", "uniform"}, {"recompute_method", "uniform"},
+        {"activations_checkpoint_num_layers", "1"}, {"recompute_num_layers", "1"}};
+    bool yes;
+    for (size_t i = 0; i < sizeof usual / sizeof *usual; i++)
+        if (strcmp(usual[i].key, key) == 0)
+            return node->kind == LOOM__YAML_SCALAR && strcmp(node->text, usual[i].value) == 0;
+    return strcmp(key, "fp32_residual_connection") == 0 && loom__yaml_is_bool(node, &yes) && !yes;
+}
+
+/* The key of the section that was meant, perhaps; NULL = none is near. */
+static const char *nearest_key(const char *section, const char *key) {
+    enum { KEYS_MAX = 512 };
+    const char *names[KEYS_MAX];
+    int64_t count = 0;
+    for (size_t i = 0; i < sizeof renames / sizeof *renames; i++)
+        if (strcmp(renames[i].section, section) == 0)
+            names[count++] = renames[i].key;
+    for (size_t i = 0; i < sizeof sections / sizeof *sections; i++)
+        for (int place = 0; place < 3 && sections[i].places[place]; place++) {
+            const char *prefix = sections[i].places[place];
+            size_t length = strlen(prefix);
+            for (int64_t f = 0; f < loom__field_count && strcmp(sections[i].name, section) == 0; f++) {
+                const char *path = loom__fields[f].path;
+                if (strncmp(path, prefix, length) == 0 && !strchr(path + length, '.') && count < KEYS_MAX)
+                    names[count++] = path + length;
+            }
+        }
+    return loom_nearest_name(key, names, count);
 }
 
 static void add_value(reader *r, const char *field, const char *flag, const loom__yaml_node *node, const char *text) {
@@ -178,8 +220,12 @@ static void take_key(reader *r, const char *section, const char *key, const loom
     const char *field = other ? other->field : find_field(section, key, path);
     if (other && !other->field)
         return;
+    if (!field && says_nothing_new(key, node))
+        return;
     if (!field || !text_of(r, node, text, sizeof text)) {
-        loom__translator_leave_out(&r->t, "line %d: %s.%.80s has no field here", node->line, section, key);
+        const char *meant = field ? NULL : nearest_key(section, key);
+        loom__translator_leave_out(&r->t, "line %d: %s.%.80s has no field here%s%s%s", node->line, section, key,
+            meant ? "; did you mean " : "", meant ? meant : "", meant ? "?" : "");
         return;
     }
     if (node->kind == LOOM__YAML_SCALAR && strstr(text, "${")) {
@@ -245,7 +291,8 @@ static loom_status translate(reader *r, const char *name, const char *text, size
         take_root(r, root);
         /* The corpus is not needed; whatever the file says of it must not be looked for. */
         loom__translator_add(&r->t, "data.kind", "mock");
-        r->t.made.world_size = r->devices > 0 ? r->devices * (r->nodes > 0 ? r->nodes : 1) : 0;
+        if (!r->ranks_unknown && r->devices > 0)
+            r->t.made.world_size = r->devices * (r->nodes > 0 ? r->nodes : 1);
     }
     loom__yaml_destroy(yaml);
     return status;

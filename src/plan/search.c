@@ -86,10 +86,10 @@ static bool is_legal(seeker *s, const choice *c) {
     loom_stage_split split = loom_stage_split_of(strategy, &model);
     reason why = REASONS;
     int64_t chunks;
-    if (loom__model_config_complete(&model, c->tp, false))
-        why = TENSOR;
-    else if (model.seq_length % ((c->tp > 1 ? c->tp : 1) * (cp > 1 ? 2 * cp : 1)) != 0)
+    if (model.seq_length % ((c->tp > 1 ? c->tp : 1) * (cp > 1 ? 2 * cp : 1)) != 0)
         why = SEQUENCE;
+    else if (loom__model_config_complete_planned(&model, c->tp, c->tp > 1))
+        why = TENSOR;
     else if (model.moe.num_moe_experts % c->ep != 0 || s->world % (etp * c->ep * c->pp) != 0)
         why = EXPERTS;
     else if (global % unit != 0)
@@ -171,8 +171,9 @@ static loom_status try_choice(seeker *s, const choice *c) {
         char text[96];
         s->least_memory = least;
         describe(c, text, sizeof text);
-        snprintf(s->examples[MEMORY], sizeof s->examples[MEMORY], "%s, the nearest, needs %.1f GiB", text,
-            least / 1073741824.0);
+        bool small = least < 1073741824.0;
+        snprintf(s->examples[MEMORY], sizeof s->examples[MEMORY], "%s, the nearest, needs %.1f %s", text,
+            least / (small ? 1048576.0 : 1073741824.0), small ? "MiB" : "GiB");
     }
     return LOOM_OK;
 }
@@ -186,13 +187,21 @@ static int divisors(int64_t n, int64_t most, int64_t sizes[SIZES_MAX]) {
     return count;
 }
 
+/* Layers, and what counts as one where they are cut. */
+static int64_t count_layers(const seeker *s) {
+    const loom_model_config *model = &s->config->model.config;
+    return model->num_layers + model->parallel.account_for_embedding_in_pipeline_split +
+           model->parallel.account_for_loss_in_pipeline_split;
+}
+
 static loom_status try_pipeline(seeker *s, choice c) {
-    int64_t layers = s->config->model.config.num_layers, experts = s->config->model.config.moe.num_moe_experts;
+    int64_t layers = count_layers(s), experts = s->config->model.config.moe.num_moe_experts;
+    int64_t own = s->config->strategy.virtual_pipeline_model_parallel_size;
+    int64_t most = own > CHUNKS_MAX ? own : CHUNKS_MAX;
     int64_t expert_sizes[SIZES_MAX] = {1};
     int expert_count = experts > 0 ? divisors(experts, s->world < EXPERT_MAX ? s->world : EXPERT_MAX, expert_sizes) : 1;
     for (int e = 0; e < expert_count; e++)
-        for (c.chunks = 1; c.chunks <= CHUNKS_MAX && (c.chunks == 1 || c.pp > 1) && c.pp * c.chunks <= layers;
-             c.chunks++)
+        for (c.chunks = 1; c.chunks <= most && (c.chunks == 1 || c.pp > 1) && c.pp * c.chunks <= layers; c.chunks++)
             for (c.micro = 1; c.micro <= MICRO_MAX; c.micro *= 2) {
                 c.ep = expert_sizes[e];
                 LOOM_TRY(try_choice(s, &c));
@@ -204,16 +213,18 @@ static loom_status try_all(seeker *s) {
     int64_t cp = s->config->strategy.context_parallel_size, tensor_sizes[SIZES_MAX], stages[SIZES_MAX];
     int tensor_count = divisors(s->world / cp, TENSOR_MAX, tensor_sizes);
     for (int t = 0; t < tensor_count; t++) {
-        int stage_count = divisors(s->world / cp / tensor_sizes[t], s->config->model.config.num_layers, stages);
+        int stage_count = divisors(s->world / cp / tensor_sizes[t], count_layers(s), stages);
         for (int p = 0; p < stage_count; p++)
             LOOM_TRY(try_pipeline(s, (choice){.tp = tensor_sizes[t], .pp = stages[p]}));
     }
     return LOOM_OK;
 }
 
+/* As fast but for the last digits is as fast: then the one that needs less. */
 static int by_speed(const void *a, const void *b) {
     const loom_plan_candidate *x = a, *y = b;
-    int order = (x->tokens_per_second < y->tokens_per_second) - (x->tokens_per_second > y->tokens_per_second);
+    float mine = (float)x->tokens_per_second, other = (float)y->tokens_per_second;
+    int order = (mine < other) - (mine > other);
     return order ? order : (x->memory > y->memory) - (x->memory < y->memory);
 }
 

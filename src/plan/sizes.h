@@ -95,6 +95,7 @@ typedef struct loom__plan_flops {
     double layer, expert_layer, head; /* attention by half where it is causal */
     double full;                      /* what attention over the whole sequence adds to a layer */
     double attention;                 /* of a layer: what selective recomputation repeats */
+    double expert_mlp;                /* of a layer of experts: what moe_layer_recompute repeats */
 } loom__plan_flops;
 loom__plan_flops loom__plan_flops_of(const loom__plan_sizes *sizes);
 

@@ -18,8 +18,10 @@ loom__plan_flops loom__plan_flops_of(const loom__plan_sizes *sizes) {
     loom__plan_flops made = {.attention = 4 * seen * n * d, .head = 2 * h * (double)model->vocab_size};
     made.full = 4 * (s - seen) * n * d;
     made.layer = projections + made.attention + mlp * f;
-    if (moe->num_moe_experts > 0)
-        made.expert_layer = projections + made.attention + mlp * routed + 2 * h * (double)moe->num_moe_experts;
+    if (moe->num_moe_experts > 0) {
+        made.expert_mlp = mlp * routed + 2 * h * (double)moe->num_moe_experts;
+        made.expert_layer = projections + made.attention + made.expert_mlp;
+    }
     return made;
 }
 
@@ -69,6 +71,8 @@ static chunk_cost cost_of(const pace *p, const loom_stage *chunk) {
         again = of_layers;
     else if (sizes->model.recompute == LOOM_RECOMPUTE_SELECTIVE)
         again = share * (double)layers * p->flops.attention;
+    if (sizes->model.moe.moe_layer_recompute)
+        again += share * routed * p->flops.expert_mlp;
     /* Attention has no weights: both its products' gradients are of the input half. */
     double attention = share * (double)layers * p->flops.attention;
     chunk_cost made = {.flops = 3 * forward + again, .again = again};

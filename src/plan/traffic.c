@@ -194,7 +194,7 @@ static steps of_ring(const loom_layout *layout, loom_group_kind kind, int64_t in
 }
 
 static double across(const loom__plan_sizes *sizes, loom__plan_flow number, int64_t node) {
-    enum { MEMBERS_ASKED = 1 << 16 };
+    enum { MEMBERS_ASKED = 1 << 13 };
     const struct flow flow = flow_of(sizes, number);
     const loom_layout *layout = &sizes->layout;
     int64_t count = loom_layout_group_count(layout, flow.group), size = loom_layout_group_size(layout, flow.group, 0);

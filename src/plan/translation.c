@@ -15,7 +15,8 @@ loom_status loom__translator_begin(loom__translator *translator, const char *nam
     if (length > LOOM__TRANSLATED_BYTES_MAX)
         return loom_fail(LOOM_ERR_FORMAT, "%s: more than %d bytes", name, LOOM__TRANSLATED_BYTES_MAX);
     translator->left_out = open_memstream(&translator->made.left_out, &translator->left_out_bytes);
-    if (!translator->left_out)
+    translator->faults = open_memstream(&translator->made.faults, &translator->fault_bytes);
+    if (!translator->left_out || !translator->faults)
         out_of_memory(translator);
     return translator->status;
 }
@@ -42,20 +43,38 @@ void loom__translator_add(loom__translator *translator, const char *field, const
     made->overrides[made->override_count++] = text;
 }
 
+static void add_line(FILE *to, const char *name, const char *format, va_list arguments) {
+    if (ftell(to) > 0)
+        fputc('\n', to);
+    fputs(name, to);
+    vfprintf(to, format, arguments);
+}
+
 void loom__translator_leave_out(loom__translator *translator, const char *format, ...) {
     va_list arguments;
     if (translator->status)
         return;
-    if (ftell(translator->left_out) > 0)
-        fputc('\n', translator->left_out);
     va_start(arguments, format);
-    vfprintf(translator->left_out, format, arguments);
+    add_line(translator->left_out, "", format, arguments);
+    va_end(arguments);
+}
+
+void loom__translator_fault(loom__translator *translator, const char *format, ...) {
+    va_list arguments;
+    char name[512];
+    if (translator->status)
+        return;
+    snprintf(name, sizeof name, "%s: ", translator->name);
+    va_start(arguments, format);
+    add_line(translator->faults, name, format, arguments);
     va_end(arguments);
 }
 
 loom_status loom__translator_end(loom__translator *translator, loom_status status, loom_plan_translation *out) {
-    if (translator->left_out && fclose(translator->left_out) != 0 && !translator->status)
-        out_of_memory(translator);
+    FILE *streams[] = {translator->left_out, translator->faults};
+    for (int i = 0; i < 2; i++)
+        if (streams[i] && fclose(streams[i]) != 0 && !translator->status)
+            out_of_memory(translator);
     status = status ? status : translator->status;
     if (status)
         loom_plan_translation_free(&translator->made);
@@ -69,6 +88,7 @@ void loom_plan_translation_free(loom_plan_translation *translation) {
         free(translation->overrides[i]);
     free(translation->overrides);
     free(translation->left_out);
+    free(translation->faults);
     *translation = (loom_plan_translation){0};
 }
 

@@ -11,8 +11,8 @@ typedef struct loom__translator {
     const char *name; /* of the text, for messages */
     loom_plan_translation made;
     int64_t capacity;
-    FILE *left_out; /* memory stream of made.left_out */
-    size_t left_out_bytes;
+    FILE *left_out, *faults; /* memory streams of made.left_out and made.faults */
+    size_t left_out_bytes, fault_bytes;
     loom_status status; /* LOOM_OK, or LOOM_ERR_MEMORY from then on */
 } loom__translator;
 
@@ -20,6 +20,8 @@ loom_status loom__translator_begin(loom__translator *translator, const char *nam
 /* Adds "field=value"; a later one of the same field wins. */
 void loom__translator_add(loom__translator *translator, const char *field, const char *value);
 void loom__translator_leave_out(loom__translator *translator, const char *format, ...) LOOM_PRINTF(2, 3);
+/* The name is put before it. */
+void loom__translator_fault(loom__translator *translator, const char *format, ...) LOOM_PRINTF(2, 3);
 /* Hands the translation out, or frees it where `status` or the translator has failed. */
 loom_status loom__translator_end(loom__translator *translator, loom_status status, loom_plan_translation *out);
 

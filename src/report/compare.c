@@ -1,6 +1,7 @@
-/* Two runs beside each other. The verdict is about the losses alone, step by step: rounding begins small, and grows out
- * of what is there (run.h says the bound). Invariant: what is beyond the bound once stays the answer, however the runs
- * go on. */
+/* Two runs beside each other. The verdict is about the losses, step by step: rounding begins small, and grows out of
+ * what is there, or as it does in runs that differ by rounding alone; and about the gradient norm of a first step,
+ * whose weights are the same (run.h says the bounds). Invariant: what is beyond the bound once stays the answer,
+ * however the runs go on. */
 #include "base/yaml.h"
 #include "report/run.h"
 #include <math.h>
@@ -30,7 +31,8 @@ static double relative(double a, double b) {
     return largest > 0 ? fabs(a - b) / largest : 0;
 }
 
-const char *loom__coarser_precision(const loom_run_record *a, const loom_run_record *b, bool *known) {
+/* Of the precisions of two runs the one with the larger unit roundoff; "32" where a run does not tell its own. */
+static const char *coarser_precision(const loom_run_record *a, const loom_run_record *b, bool *known) {
     const char *of_a = a->config ? a->config->precision.precision : NULL;
     const char *of_b = b->config ? b->config->precision.precision : NULL;
     *known = of_a && of_b;
@@ -39,41 +41,130 @@ const char *loom__coarser_precision(const loom_run_record *a, const loom_run_rec
     return unit_roundoff(of_a) >= unit_roundoff(of_b) ? of_a : of_b;
 }
 
-loom_status loom_runs_compare(const loom_run_record *a, const loom_run_record *b, loom_run_difference *difference) {
-    loom_run_difference d = {.largest = -1}; /* so that the first step is the largest, also without a difference */
-    const char *precision = loom__coarser_precision(a, b, &d.precision_known);
-    for (int64_t i = 0, j = 0; i < a->count && j < b->count;) {
-        const loom_step_report *x = &a->reports[i], *y = &b->reports[j];
-        if (x->step != y->step) {
-            i += x->step < y->step;
-            j += y->step < x->step;
-            continue;
-        }
-        double e = relative(x->loss, y->loss);
-        if (d.common++ == 0) {
-            d.first = x->step;
-            d.begin = e;
-        }
-        double bound = loom_run_noise_bound(precision, fmax(d.largest, 0));
-        d.last = x->step;
-        d.equal += x->loss == y->loss;
-        if (e > d.largest) {
-            d.largest = e;
-            d.largest_step = x->step;
-        }
-        if (e > bound && d.beyond == 0) {
-            d.beyond = x->step;
-            d.at = e;
-            d.allowed = bound;
-        }
-        i++;
-        j++;
+/* ---- step by step ---- */
+
+/* Calls for each step that both have, in order, until it is told to stop. */
+typedef struct common_steps {
+    const loom_run_record *a, *b;
+    int64_t i, j;
+} common_steps;
+
+static bool next_common(common_steps *at, const loom_step_report **x, const loom_step_report **y) {
+    while (at->i < at->a->count && at->j < at->b->count) {
+        *x = &at->a->reports[at->i];
+        *y = &at->b->reports[at->j];
+        int64_t s = (*x)->step, t = (*y)->step;
+        at->i += s <= t;
+        at->j += t <= s;
+        if (s == t)
+            return true;
     }
+    return false;
+}
+
+static loom_status no_common(const loom_run_record *a, const loom_run_record *b) {
+    return loom_fail(LOOM_ERR_ARGUMENT, "%s and %s have no step in common: found steps %lld to %lld, and %lld to %lld",
+        a->folder, b->folder, (long long)(a->count ? a->reports[0].step : 0),
+        (long long)(a->count ? a->reports[a->count - 1].step : 0), (long long)(b->count ? b->reports[0].step : 0),
+        (long long)(b->count ? b->reports[b->count - 1].step : 0));
+}
+
+/* Bounds that one measured run allows; where another allows more they stay. */
+static void allow(loom__step_apart *steps, int64_t count, const loom_run_record *a, const loom_run_record *noise) {
+    common_steps walk = {.a = a, .b = noise};
+    const loom_step_report *x, *y;
+    double most = NAN; /* nothing is known before the first step of the measure */
+    int64_t at = 0;
+    while (next_common(&walk, &x, &y)) {
+        for (; at < count && steps[at].step < x->step; at++)
+            steps[at].bound = fmax(steps[at].bound, LOOM_NOISE_FACTOR * most);
+        most = fmax(most, relative(x->loss, y->loss));
+        if (at < count && steps[at].step == x->step) {
+            steps[at].bound = fmax(steps[at].bound, LOOM_NOISE_FACTOR * most);
+            at++;
+        }
+    }
+}
+
+loom_status loom__runs_apart(const loom_run_record *a, const loom_run_record *b, const loom_run_record *const *noise,
+    int64_t noise_count, loom__step_apart **out, int64_t *out_count) {
+    int64_t shorter = a->count < b->count ? a->count : b->count, count = 0;
+    loom__step_apart *steps = calloc((size_t)shorter + 1, sizeof *steps);
+    const loom_step_report *x, *y;
+    bool known;
+    const char *precision = coarser_precision(a, b, &known);
+    double largest = 0;
+    if (!steps)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld steps", (long long)shorter);
+    for (common_steps walk = {.a = a, .b = b}; next_common(&walk, &x, &y);) {
+        bool norms = isfinite(x->grad_norm) && isfinite(y->grad_norm);
+        loom__step_apart *made = &steps[count++];
+        *made = (loom__step_apart){.step = x->step,
+            .loss = relative(x->loss, y->loss),
+            .norm = norms ? relative(x->grad_norm, y->grad_norm) : 0,
+            .bound = noise_count ? NAN : loom_run_noise_bound(precision, largest),
+            .equal = x->loss == y->loss};
+        largest = fmax(largest, fmax(made->loss, made->norm));
+    }
+    for (int64_t k = 0; k < noise_count; k++)
+        allow(steps, count, a, noise[k]);
+    for (int64_t i = 0; i < count && noise_count; i++)
+        steps[i].bound =
+            isnan(steps[i].bound) ? NAN : fmax(steps[i].bound, LOOM_NOISE_FLOOR * unit_roundoff(precision));
+    *out = steps;
+    *out_count = count;
+    return LOOM_OK;
+}
+
+static loom_status check_noise(const loom_run_record *a, const loom_run_record *const *noise, int64_t noise_count) {
+    const loom_step_report *x, *y;
+    for (int64_t k = 0; k < noise_count; k++)
+        if (!next_common(&(common_steps){.a = a, .b = noise[k]}, &x, &y))
+            return no_common(a, noise[k]);
+    return LOOM_OK;
+}
+
+static void find_beyond(loom_run_difference *d, int64_t step, double apart, double bound, bool of_norm) {
+    if (!(apart > bound) || d->beyond > 0)
+        return;
+    d->beyond = step;
+    d->at = apart;
+    d->allowed = bound;
+    d->of_norm = of_norm;
+}
+
+loom_status loom_runs_compare(const loom_run_record *a, const loom_run_record *b, const loom_run_record *const *noise,
+    int64_t noise_count, loom_run_difference *difference) {
+    loom_run_difference d = {.largest = -1}; /* so that the first step is the largest, also without a difference */
+    loom__step_apart *steps;
+    const char *precision = coarser_precision(a, b, &d.precision_known);
+    LOOM_TRY(check_noise(a, noise, noise_count));
+    LOOM_TRY(loom__runs_apart(a, b, noise, noise_count, &steps, &d.common));
+    for (int64_t i = 0; i < d.common; i++) {
+        const loom__step_apart *at = &steps[i];
+        d.equal += at->equal;
+        if (at->loss > d.largest) {
+            d.largest = at->loss;
+            d.largest_step = at->step;
+        }
+        if (!isnan(at->bound))
+            d.judged = at->step;
+        find_beyond(&d, at->step, at->loss, at->bound, false);
+        if (at->step == 1)
+            find_beyond(&d, 1, at->norm, LOOM_NOISE_NORM_UNITS * unit_roundoff(precision), true);
+    }
+    if (d.common > 0) {
+        d.first = steps[0].step;
+        d.last = steps[d.common - 1].step;
+        d.begin = steps[0].loss;
+    }
+    free(steps);
     if (d.common == 0)
+        return no_common(a, b);
+    if (d.judged == 0)
         return loom_fail(LOOM_ERR_ARGUMENT,
-            "%s and %s have no step in common: found steps %lld to %lld, and %lld to %lld", a->folder, b->folder,
-            (long long)(a->count ? a->reports[0].step : 0), (long long)(a->count ? a->reports[a->count - 1].step : 0),
-            (long long)(b->count ? b->reports[0].step : 0), (long long)(b->count ? b->reports[b->count - 1].step : 0));
+            "%s and %s have steps %lld to %lld in common, of which no run that measures rounding has one", a->folder,
+            b->folder, (long long)d.first, (long long)d.last);
     *difference = d;
     return LOOM_OK;
 }

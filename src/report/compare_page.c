@@ -6,43 +6,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The common steps as reports of their own: loss and grad_norm hold the difference and the bound. */
 typedef struct common {
-    loom_step_report *reports;
+    loom__step_apart *steps;
+    loom_step_report *reports; /* of the same steps, which is all that a curve asks of them */
     int64_t count;
 } common;
 
 static double difference_value(const void *context, int64_t i) {
-    double value = ((const common *)context)->reports[i].loss;
+    double value = ((const common *)context)->steps[i].loss;
     return value > 0 ? value : NAN; /* equal bits have no place on a logarithmic scale */
 }
 
 static double bound_value(const void *context, int64_t i) {
-    return ((const common *)context)->reports[i].grad_norm;
+    return ((const common *)context)->steps[i].bound;
 }
 
-static loom_status common_of(
-    const loom_run_record *a, const loom_run_record *b, const loom_run_difference *difference, common *out) {
-    double before = 0;
-    common made = {calloc((size_t)difference->common + 1, sizeof *made.reports), 0};
-    bool known;
-    const char *precision = loom__coarser_precision(a, b, &known);
-    if (!made.reports)
+static loom_status common_of(const loom_run_record *a, const loom_run_record *b, const loom_run_record *const *noise,
+    int64_t noise_count, common *out) {
+    LOOM_TRY(loom__runs_apart(a, b, noise, noise_count, &out->steps, &out->count));
+    out->reports = calloc((size_t)out->count + 1, sizeof *out->reports);
+    if (!out->reports) {
+        free(out->steps);
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a page");
-    for (int64_t i = 0, j = 0; i < a->count && j < b->count;) {
-        const loom_step_report *x = &a->reports[i], *y = &b->reports[j];
-        if (x->step == y->step) {
-            double largest = fmax(fabs(x->loss), fabs(y->loss)),
-                   apart = largest > 0 ? fabs(x->loss - y->loss) / largest : 0;
-            made.reports[made.count++] = (loom_step_report){
-                .step = x->step, .loss = apart, .grad_norm = loom_run_noise_bound(precision, before)};
-            before = fmax(before, apart);
-        }
-        int64_t step = x->step;
-        i += step <= y->step;
-        j += y->step <= step;
     }
-    *out = made;
+    for (int64_t i = 0; i < out->count; i++)
+        out->reports[i].step = out->steps[i].step;
     return LOOM_OK;
 }
 
@@ -86,18 +74,19 @@ static json_t *facts_of(const loom_run_difference *d) {
                                      loom__html_format("%" PRId64 " to %" PRId64, d->first, d->last)));
     json_array_append_new(facts, json_pack("[s, o, o]", "Equal bits", loom__html_format("%" PRId64, d->equal),
                                      loom__html_format("of %" PRId64 " losses", d->common)));
-    json_array_append_new(facts, json_pack("[s, o, o]", "First difference", loom__html_format("%.2e", d->begin),
+    json_array_append_new(facts, json_pack("[s, o, o]", "First difference", loom__html_format("%.3g", d->begin),
                                      loom__html_format("relative, step %" PRId64, d->first)));
-    json_array_append_new(facts, json_pack("[s, o, o]", "Largest difference", loom__html_format("%.2e", d->largest),
+    json_array_append_new(facts, json_pack("[s, o, o]", "Largest difference", loom__html_format("%.3g", d->largest),
                                      loom__html_format("relative, step %" PRId64, d->largest_step)));
     return facts;
 }
 
 loom_status loom_runs_write_html(FILE *out, const loom_run_record *a, const loom_run_record *b,
-    const loom_run_difference *difference, const char *note, int64_t points) {
+    const loom_run_record *const *noise, int64_t noise_count, const loom_run_difference *difference, const char *note,
+    int64_t points) {
     points = points > 0 ? points : LOOM__PAGE_POINTS;
     common both;
-    LOOM_TRY(common_of(a, b, difference, &both));
+    LOOM_TRY(common_of(a, b, noise, noise_count, &both));
     bool equal = difference->equal == difference->common, beyond = difference->beyond > 0;
     json_t *rows = json_array();
     (void)add_row(rows, "field", a->folder, b->folder);
@@ -116,6 +105,7 @@ loom_status loom_runs_write_html(FILE *out, const loom_run_record *a, const loom
     if (data && note)
         json_object_set_new(data, "lead", loom__html_string(note));
     free(both.reports);
+    free(both.steps);
     loom__html_begin(out, "Two runs");
     return loom__html_end(out, data);
 }

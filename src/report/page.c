@@ -139,9 +139,11 @@ json_t *loom__curve_json(const loom__curve *curve, const loom_step_report *repor
         json_array_append_new(low, real_or_null(of.low));
         json_array_append_new(high, real_or_null(of.high));
     }
+    json_t *last = json_pack("[I, o]", (json_int_t)reports[places[found - 1]].step,
+        real_or_null(curve->value(curve->context, places[found - 1])));
     free(places);
-    json_t *object = json_pack("{s:s, s:i, s:b, s:o, s:o}", "name", curve->name, "colour", curve->colour, "dashed",
-        curve->dashed, "x", x, "mean", mean);
+    json_t *object = json_pack("{s:s, s:i, s:b, s:o, s:o, s:o}", "name", curve->name, "colour", curve->colour, "dashed",
+        curve->dashed, "x", x, "mean", mean, "last", last);
     if (found > stretches) {
         json_object_set(object, "low", low);
         json_object_set(object, "high", high);

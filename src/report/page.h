@@ -20,7 +20,8 @@ void loom__html_begin(FILE *out, const char *title);
 loom_status loom__html_end(FILE *out, json_t *data);
 
 /* A curve of a chart: the values of one column over the steps, of at most `points` stretches; NULL where no report has
- * a number. Stretches have "mean", and where they have more than one step "low" and "high". */
+ * a number. Stretches have "mean", and where they have more than one step "low" and "high"; "last" is the last step
+ * with its own value. */
 typedef struct loom__curve {
     const char *name;
     int colour; /* of the style's palette, from 0 */

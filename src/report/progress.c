@@ -27,9 +27,13 @@ loom_status loom_progress_create(FILE *out, bool terminal, int64_t steps, int64_
 }
 
 static void duration(double seconds, char *text, size_t bytes) {
-    int64_t whole = (int64_t)(seconds + 0.5);
-    if (whole >= 3600)
-        snprintf(text, bytes, "  %lld:%02lld:%02lld left", (long long)(whole / 3600), (long long)(whole / 60 % 60),
+    if (!(seconds < 1e15))
+        return;
+    int64_t whole = (int64_t)(seconds + 0.5), hours = whole / 3600;
+    if (hours >= 48)
+        snprintf(text, bytes, "  %lld d %02lld h left", (long long)(hours / 24), (long long)(hours % 24));
+    else if (hours > 0)
+        snprintf(text, bytes, "  %lld:%02lld:%02lld left", (long long)hours, (long long)(whole / 60 % 60),
             (long long)(whole % 60));
     else
         snprintf(text, bytes, "  %lld:%02lld left", (long long)(whole / 60), (long long)(whole % 60));
@@ -41,7 +45,15 @@ static void rate(double tokens, char *text, size_t bytes) {
     else if (tokens >= 1e4)
         snprintf(text, bytes, "  %.1fk tokens/s", tokens * 1e-3);
     else
-        snprintf(text, bytes, "  %.0f tokens/s", tokens);
+        snprintf(text, bytes, tokens < 10 ? "  %.2g tokens/s" : "  %.0f tokens/s", tokens);
+}
+
+/* A NaN has a sign, which says nothing. */
+static void loss_text(double loss, char *text, size_t bytes) {
+    if (isnan(loss))
+        snprintf(text, bytes, "  loss nan");
+    else
+        snprintf(text, bytes, fabs(loss) < 1e6 ? "  loss %.4f" : "  loss %.4g", loss);
 }
 
 /* Columns of the terminal; without limit where it does not say. */
@@ -50,22 +62,28 @@ static int columns(const loom_progress *progress) {
     return ioctl(fileno(progress->out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : INT_MAX;
 }
 
-static void bar(const loom_progress *progress, int64_t step, char *text, size_t bytes) {
-    enum { WIDTH = 20 };
-    int full = (int)((double)WIDTH * (double)step / (double)progress->steps);
-    char cells[WIDTH + 1] = "";
-    for (int i = 0; i < WIDTH; i++)
-        cells[i] = i < full ? '=' : i == full ? '>' : ' ';
-    snprintf(text, bytes, "[%s] ", cells);
+enum { NARROWEST_BAR = 5, WIDEST_BAR = 20, BAR_EDGES = 3 };
+
+/* "[==>  ] " of at most `room` bytes; nothing where that is too narrow. */
+static void bar(const loom_progress *progress, int64_t step, size_t room, char text[WIDEST_BAR + BAR_EDGES + 1]) {
+    if (progress->steps <= 0 || room < NARROWEST_BAR + BAR_EDGES)
+        return;
+    int width = room < WIDEST_BAR + BAR_EDGES ? (int)room - BAR_EDGES : WIDEST_BAR;
+    int full = (int)((double)width * (double)step / (double)progress->steps);
+    text[0] = '[';
+    for (int i = 0; i < width; i++)
+        text[1 + i] = i < full ? '=' : i == full ? '>' : ' ';
+    snprintf(text + 1 + width, BAR_EDGES, "] ");
 }
 
-/* A line that is longer than the terminal would be wrapped, and then not be rewritten but scroll: first the bar goes,
- * then the share of the GEMM rate. */
+/* A line that is longer than the terminal would be wrapped, and then not be rewritten but scroll: what says least goes
+ * first, and the bar has what room the others leave. */
 static void put_line(loom_progress *progress, const loom_step_report *report, bool last) {
-    char cells[32] = "", tokens[32] = "", share[32] = "", left[32] = "", dropped[32] = "", step[64], loss[32];
+    char cells[WIDEST_BAR + BAR_EDGES + 1] = "", tokens[48] = "", share[32] = "", left[48] = "", dropped[32] = "";
+    char step[64], loss[32];
     int width = snprintf(NULL, 0, "%lld", (long long)progress->steps);
     snprintf(step, sizeof step, "step %*lld/%lld", width, (long long)report->step, (long long)progress->steps);
-    snprintf(loss, sizeof loss, "  loss %.4f", report->loss);
+    loss_text(report->loss, loss, sizeof loss);
     if (!isnan(report->tokens_per_second))
         rate(report->tokens_per_second, tokens, sizeof tokens);
     if (report->gemm_share <= 1)
@@ -80,15 +98,19 @@ static void put_line(loom_progress *progress, const loom_step_report *report, bo
         return;
     }
     size_t most = (size_t)columns(progress) - 1;
-    size_t length = strlen(step) + strlen(loss) + strlen(dropped) + strlen(tokens) + strlen(left);
-    if (progress->steps > 0)
-        bar(progress, report->step, cells, sizeof cells);
-    if (length + strlen(share) + strlen(cells) > most)
-        cells[0] = '\0';
-    if (length + strlen(share) + strlen(cells) > most)
-        share[0] = '\0';
-    fprintf(
-        progress->out, "\r%s%s%s%s%s%s%s\033[K%s", cells, step, loss, dropped, tokens, share, left, last ? "\n" : "");
+    char *const least_first[] = {share, dropped, tokens, left, loss};
+    const size_t parts = sizeof least_first / sizeof *least_first;
+    size_t length = strlen(step);
+    for (size_t i = 0; i < parts; i++)
+        length += strlen(least_first[i]);
+    for (size_t i = 0; i < parts && length > most; i++) {
+        length -= strlen(least_first[i]);
+        least_first[i][0] = '\0';
+    }
+    if (length < most)
+        bar(progress, report->step, most - length, cells);
+    fprintf(progress->out, "\r%s%.*s%s%s%s%s%s\033[K%s", cells, most < sizeof step ? (int)most : (int)sizeof step, step,
+        loss, dropped, tokens, share, left, last ? "\n" : "");
     progress->open = !last;
 }
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WIDTH = 1080, MARGIN = 20, HEAD = 44, NODE_HEAD = 18, PAD = 6, GAP = 10, PANEL_GAP = 28, COLOURS = 24 };
+enum { WIDTH = 1080, MARGIN = 20, HEAD = 44, NODE_HEAD = 18, PAD = 6, GAP = 10, PANEL_GAP = 28 };
 enum { DEFAULT_RANKS_PER_NODE = 8, LABEL_BYTES = 160 };
 
 typedef struct node {
@@ -145,21 +145,25 @@ static void put_escaped(FILE *out, const char *text) {
             fputc(*text, out);
 }
 
-/* Neighbouring groups get hues far from each other (the golden angle), and three steps of lightness. */
+/* The colours of Okabe and Ito (jfly.uni-koeln.de/color) without their black, each also darker and lighter. In this
+ * order each is as far as can be from those before it for the worst of normal, deuteranope, protanope and tritanope
+ * vision: the first 4 are 42 apart in CIELAB, the first 8 are 18, the first 16 are 10. */
+static const unsigned char palette[][3] = {{0x00, 0x72, 0xb2}, {0xe6, 0x9f, 0x00}, {0x6a, 0x2f, 0x00},
+    {0xf8, 0xf3, 0xaa}, {0xb3, 0xdd, 0xf5}, {0x00, 0x39, 0x59}, {0x56, 0xb4, 0xe9}, {0x78, 0x72, 0x21},
+    {0xcc, 0x79, 0xa7}, {0x00, 0x9e, 0x73}, {0xec, 0xb7, 0x8c}, {0x2b, 0x5a, 0x74}, {0x66, 0x3c, 0x54},
+    {0x8c, 0xc0, 0xdc}, {0xf0, 0xe4, 0x42}, {0x73, 0x50, 0x00}, {0x00, 0x4f, 0x3a}, {0xe8, 0xc3, 0xd7},
+    {0xf4, 0xd4, 0x8c}, {0x8c, 0xd3, 0xc0}, {0xd5, 0x5e, 0x00}};
+
+/* An odd number of colours: sizes are mostly powers of two, and groups that lie above each other get different ones. */
 static void colour_of(int64_t group, unsigned rgb[3], bool *white) {
-    double hue = fmod((double)(group % COLOURS) * 137.508 + 212, 360) / 60;
-    double light = 0.46 + 0.1 * (double)(group % 3), chroma = (1 - fabs(2 * light - 1)) * 0.58;
-    double x = chroma * (1 - fabs(fmod(hue, 2) - 1)), low = light - chroma / 2;
-    static const int order[6][3] = {{0, 1, 2}, {1, 0, 2}, {2, 0, 1}, {2, 1, 0}, {1, 2, 0}, {0, 2, 1}};
-    const double part[3] = {chroma, x, 0};
     static const double weight[3] = {0.2126, 0.7152, 0.0722};
     double luminance = 0;
     for (int i = 0; i < 3; i++) {
-        double value = part[order[(int)hue % 6][i]] + low;
-        rgb[i] = (unsigned)lround(value * 255);
+        rgb[i] = palette[(size_t)group % (sizeof palette / sizeof *palette)][i];
+        double value = rgb[i] / 255.0;
         luminance += weight[i] * value * value; /* near enough to the curve of sRGB */
     }
-    *white = luminance < 0.3;
+    *white = luminance < 0.2;
 }
 
 /* As many of the kinds as there is room for beside the next panel. */
@@ -183,6 +187,7 @@ static void put_style(FILE *out) {
           ".rank-map .rm-title{font-size:14px;font-weight:600}.rank-map .rm-soft{fill:#59636e;font-size:11px}\n"
           ".rank-map .rm-page{fill:#fff}.rank-map .rm-node{fill:#f3f5f7;stroke:#d0d7de}\n"
           ".rank-map .rm-white{fill:#fff}.rank-map .rm-black{fill:#10151b}.rank-map .rm-off{opacity:.16}\n"
+          ".rank-map .rm-cell rect{stroke:#808a94;stroke-width:.75}\n"
           ".rank-map .rm-picked rect{stroke:#10151b;stroke-width:3}\n"
           "@media (prefers-color-scheme:dark){.rank-map text{fill:#e6edf3}.rank-map .rm-soft{fill:#9198a1}\n"
           ".rank-map .rm-page{fill:#0d1117}.rank-map .rm-node{fill:#161b22;stroke:#30363d}\n"
@@ -256,7 +261,16 @@ static void put_panel(const drawing *d, int number, int x, int y) {
     fputs("</g>\n", d->out);
 }
 
+void loom__rank_map_experts(const loom_layout *layout, char text[LOOM__EXPERTS_TEXT]) {
+    const loom_parallel_sizes *sizes = &layout->sizes;
+    *text = '\0';
+    if (sizes->expert > 1 || sizes->expert_tensor != sizes->tensor)
+        snprintf(text, LOOM__EXPERTS_TEXT, ", experts etp %" PRId64 " × ep %" PRId64 " × edp %" PRId64,
+            sizes->expert_tensor, sizes->expert, layout->expert_data);
+}
+
 static void draw(const drawing *d) {
+    char experts[LOOM__EXPERTS_TEXT];
     const loom_parallel_sizes *sizes = &d->layout->sizes;
     int across = (int)d->panels_across < d->panel_count ? (int)d->panels_across : d->panel_count;
     int down = across ? (d->panel_count + across - 1) / across : 0;
@@ -272,8 +286,10 @@ static void draw(const drawing *d) {
     fprintf(d->out, "<text x=\"%d\" y=\"%d\" class=\"rm-title\">", MARGIN, MARGIN + 12);
     if (d->rank >= 0)
         fprintf(d->out, "rank %" PRId64 " of ", d->rank);
-    fprintf(d->out, "%" PRId64 " rank%s = tp %" PRId64 " × cp %" PRId64 " × dp %" PRId64 " × pp %" PRId64 "</text>\n",
-        sizes->world, sizes->world == 1 ? "" : "s", sizes->tensor, sizes->context, d->layout->data, sizes->pipeline);
+    loom__rank_map_experts(d->layout, experts);
+    fprintf(d->out, "%" PRId64 " rank%s = tp %" PRId64 " × cp %" PRId64 " × dp %" PRId64 " × pp %" PRId64 "%s</text>\n",
+        sizes->world, sizes->world == 1 ? "" : "s", sizes->tensor, sizes->context, d->layout->data, sizes->pipeline,
+        experts);
     if (d->panel_count == 0)
         fprintf(d->out, "<text x=\"%d\" y=\"%d\" class=\"rm-soft\">every rank is alone in its groups</text>\n", MARGIN,
             top + 14);

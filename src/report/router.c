@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAME_BYTES = 80, LAYERS_SHOWN = 128, COLOURS = 5 };
+enum { NAME_BYTES = 80, LAYERS_SHOWN = 128, MOST_DIGITS = 9, COLOURS = 5 };
 
 static const char *const load_name = "expert_load", *const share_name = "dropped_share";
 
@@ -98,11 +98,13 @@ static int find_layers(const loom_run_record *run, const char *name, layer_serie
     char prefix[NAME_BYTES];
     int count = 0, length = snprintf(prefix, sizeof prefix, "moe/%s_layer_", name);
     for (int64_t i = 0; i < run->series_count && count < LAYERS_SHOWN; i++) {
-        const char *digits = run->series[i].name + length;
-        if (strncmp(run->series[i].name, prefix, (size_t)length) != 0 || !*digits || strlen(digits) > 9 ||
-            strspn(digits, "0123456789") != strlen(digits))
+        const loom_run_series *series = &run->series[i];
+        if (strncmp(series->name, prefix, (size_t)length) != 0)
             continue;
-        found[count++] = (layer_series){strtol(digits, NULL, 10), &run->series[i]};
+        const char *digits = series->name + length;
+        size_t count_of_digits = strspn(digits, "0123456789");
+        if (count_of_digits > 0 && count_of_digits <= MOST_DIGITS && !digits[count_of_digits])
+            found[count++] = (layer_series){strtol(digits, NULL, 10), series};
     }
     qsort(found, (size_t)count, sizeof *found, by_layer);
     return count;
@@ -114,7 +116,7 @@ typedef struct quantity {
 } quantity;
 
 static void add_chart(const drawing *d, const quantity *of, json_t *charts, json_t *marks) {
-    layer_series layers[LAYERS_SHOWN];
+    layer_series layers[LAYERS_SHOWN] = {{0, NULL}};
     json_t *curves[LAYERS_SHOWN];
     int count = find_layers(d->run, of->name, layers);
     for (int i = 0; i < count; i++) {

@@ -19,7 +19,16 @@ void loom__run_free_facts(loom_run_facts *facts);
 bool loom__run_parse_line(const char *line, size_t length, loom_step_report *report);
 /* A line of a test in metrics.jsonl, which is of no step of its own. False, with nothing written: it is none. */
 bool loom__run_parse_test(const char *line, size_t length, int64_t *step, double *loss);
-/* Of the precisions of two runs the one with the larger unit roundoff; "32" where a run does not tell its own. */
-const char *loom__coarser_precision(const loom_run_record *a, const loom_run_record *b, bool *known);
+
+/* Of one step that two runs have: relative differences of the losses and of the gradient norms (0 where one was not
+ * measured), and what rounding may do to the loss (NaN where nobody can say). */
+typedef struct loom__step_apart {
+    int64_t step;
+    double loss, norm, bound;
+    bool equal; /* bits of the losses */
+} loom__step_apart;
+/* Of all common steps, which ascend; *steps for free(). */
+loom_status loom__runs_apart(const loom_run_record *a, const loom_run_record *b, const loom_run_record *const *noise,
+    int64_t noise_count, loom__step_apart **steps, int64_t *count);
 
 #endif

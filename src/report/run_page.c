@@ -48,7 +48,7 @@ static double share_of(const loom_step_report *report) {
 static json_t *scaled(double value, const char *unit) {
     static const char *const prefixes[] = {"", "k", "M", "G", "T", "P"};
     int at = 0;
-    for (; fabs(value) >= 1e4 && at < 5; at++)
+    for (bool first = true; fabs(value) >= (first ? 1e4 : 999.5) && at < 5; at++, first = false)
         value /= 1000;
     return loom__html_format("%.3g%s%s", value, prefixes[at], unit);
 }
@@ -81,6 +81,10 @@ static void add_fact(json_t *facts, const char *name, json_t *value, json_t *det
     json_array_append_new(facts, fact);
 }
 
+static json_t *loss_text(double loss) {
+    return loom__html_format(fabs(loss) < 1e6 ? "%.4f" : "%.4g", loss);
+}
+
 static void add_losses(const loom_run_record *run, json_t *facts) {
     const loom_step_report *first = &run->reports[0], *last = &run->reports[run->count - 1];
     double best = INFINITY, latest = NAN;
@@ -95,8 +99,9 @@ static void add_losses(const loom_run_record *run, json_t *facts) {
             best_step = run->reports[i].step;
         }
     }
-    add_fact(facts, "Loss", loom__html_format("%.4f", last->loss),
-        loom__html_format("%.4f at step %" PRId64, first->loss, first->step));
+    add_fact(facts, "Loss", loss_text(last->loss),
+        loom__html_format(
+            fabs(first->loss) < 1e6 ? "%.4f at step %" PRId64 : "%.4g at step %" PRId64, first->loss, first->step));
     if (isfinite(latest))
         add_fact(facts, "Validation loss", loom__html_format("%.4f", latest),
             loom__html_format("best %.4f at step %" PRId64, best, best_step));
@@ -160,6 +165,23 @@ static bool layout_of(const loom_run_record *run, loom_layout *layout) {
     return loom_layout_init(&sizes, layout) == LOOM_OK;
 }
 
+/* The factors of the world; experts cut the same ranks in another way. */
+static void add_sizes(const loom_layout *layout, bool sequence_parallel, json_t *facts) {
+    const loom_parallel_sizes *sizes = &layout->sizes;
+    char experts[LOOM__EXPERTS_TEXT];
+    loom__rank_map_experts(layout, experts);
+    const char *sequence = sequence_parallel ? ", sequence parallel" : "";
+    if (sizes->context > 1)
+        add_fact(facts, "Layout",
+            loom__html_format("%" PRId64 " × %" PRId64 " × %" PRId64 " × %" PRId64, sizes->tensor, sizes->context,
+                sizes->pipeline, layout->data),
+            loom__html_format("tensor × context × pipeline × data%s%s", sequence, experts));
+    else
+        add_fact(facts, "Layout",
+            loom__html_format("%" PRId64 " × %" PRId64 " × %" PRId64, sizes->tensor, sizes->pipeline, layout->data),
+            loom__html_format("tensor × pipeline × data%s%s", sequence, experts));
+}
+
 static void add_layout(const loom_run_record *run, json_t *facts) {
     if (run->facts.ranks > 0)
         add_fact(facts, "Ranks", loom__html_format("%" PRId64, run->facts.ranks),
@@ -170,10 +192,7 @@ static void add_layout(const loom_run_record *run, json_t *facts) {
     const loom_model_config *m = &run->config->model.config;
     loom_layout layout;
     if (layout_of(run, &layout))
-        add_fact(facts, "Layout",
-            loom__html_format(
-                "%" PRId64 " × %" PRId64 " × %" PRId64, layout.sizes.tensor, layout.sizes.pipeline, layout.data),
-            loom__html_format("tensor × pipeline × data%s", s->sequence_parallel ? ", sequence parallel" : ""));
+        add_sizes(&layout, s->sequence_parallel, facts);
     add_fact(facts, "Model", loom__html_format("%s", m->architecture ? m->architecture : "from Hugging Face"),
         m->num_layers > 0 ? loom__html_format("%" PRId64 " layers, h %" PRId64 ", s %" PRId64, m->num_layers,
                                 m->hidden_size, m->seq_length)
@@ -435,13 +454,16 @@ loom_status loom_topology_write_html(FILE *out, const loom_layout *layout, const
     int64_t world = loom_layout_world_size(layout);
     LOOM_TRY(loom__rank_map_check(layout, picture));
     /* The script picks the rank out, and lets go of it again. */
+    char experts[LOOM__EXPERTS_TEXT];
+    loom__rank_map_experts(layout, experts);
     loom_topology_picture plain = {.ranks_per_node = picture->ranks_per_node, .rank = -1};
     json_t *data = json_object();
     set(data, "title", loom__html_format("%" PRId64 " rank%s", world, world == 1 ? "" : "s"));
     set(data, "lead",
         loom__html_format("tensor %" PRId64 ", context %" PRId64 ", data %" PRId64 ", pipeline %" PRId64
-                          "; order %s, the first fastest",
-            layout->sizes.tensor, layout->sizes.context, layout->data, layout->sizes.pipeline, layout->sizes.order));
+                          "%s; order %s, the first fastest",
+            layout->sizes.tensor, layout->sizes.context, layout->data, layout->sizes.pipeline, experts,
+            layout->sizes.order));
     set(data, "rank", json_integer((json_int_t)picture->rank));
     set(data, "footer", loom__html_format("Made by megaloom topology."));
     loom__html_begin(out, "Ranks and their groups");

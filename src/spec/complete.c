@@ -185,9 +185,10 @@ static void check_heads(loom__faults *faults, loom_model_config *config) {
                 "hidden_size %" PRId64 " is not divisible by num_attention_heads %" PRId64
                 ": the nearest legal sizes are %" PRId64 " and %" PRId64 ", or set kv_channels",
                 h, n, h / n * n > 0 ? h / n * n : n, (h / n + 1) * n);
-        config->kv_channels = h / n > 0 ? h / n : 1;
+        config->kv_channels = h < 1 || h > WIDTH_MAX ? 0 : h / n > 0 ? h / n : 1;
     }
-    check_range(faults, "kv_channels", config->kv_channels, 1, CHANNELS_MAX);
+    if (config->kv_channels != 0)
+        check_range(faults, "kv_channels", config->kv_channels, 1, CHANNELS_MAX);
 }
 
 static loom_status complete(loom_model_config *config, int64_t tp, bool sequence_parallel, loom__faults *faults) {
@@ -202,9 +203,12 @@ static loom_status complete(loom_model_config *config, int64_t tp, bool sequence
         return loom__faults_end(faults);
     check_range(faults, "num_layers", made.num_layers, 1, LAYERS_MAX);
     check_range(faults, "hidden_size", made.hidden_size, 1, WIDTH_MAX);
-    if (made.ffn_hidden_size == 0 && made.hidden_size > 0 && made.hidden_size <= WIDTH_MAX)
+    /* What follows from a size that is refused is not told. */
+    bool sound = made.hidden_size > 0 && made.hidden_size <= WIDTH_MAX;
+    if (made.ffn_hidden_size == 0 && sound)
         made.ffn_hidden_size = 4 * made.hidden_size;
-    check_range(faults, "ffn_hidden_size", made.ffn_hidden_size, 1, 4 * (int64_t)WIDTH_MAX);
+    if (made.ffn_hidden_size != 0)
+        check_range(faults, "ffn_hidden_size", made.ffn_hidden_size, 1, 4 * (int64_t)WIDTH_MAX);
     check_heads(faults, &made);
     check_vocabulary(faults, &made, tp);
     check_sequence(faults, &made, tp, sequence_parallel);

@@ -47,7 +47,8 @@ static void check_levels(loom__faults *faults, const int64_t *sizes, int64_t cp,
 static void check_share_of_heads(
     loom__faults *faults, const loom_model_config *config, const char *type, int64_t tp, int64_t part) {
     int64_t n = config->num_attention_heads / tp, g = config->num_query_groups / tp;
-    if (part == 1 || (n % part == 0 && g > 0 && g % part == 0))
+    /* What the tensor size does not divide has been told. */
+    if (part == 1 || config->num_attention_heads % tp != 0 || (n % part == 0 && g > 0 && g % part == 0))
         return;
     loom__faults_add(faults, LOOM_ERR_CONFIG,
         "cp_comm_type %s: %" PRId64 " context ranks cannot share the %" PRId64 " heads and %" PRId64

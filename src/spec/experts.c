@@ -16,6 +16,19 @@ static bool is(const char *given, const char *otherwise, const char *name) {
     return strcmp(given ? given : otherwise, name) == 0;
 }
 
+/* Of the types of balance losses; type 0 is there where none is named. */
+static const char *balance_type(const loom_moe_config *moe, int i) {
+    const char *name = i < LOOM_MOE_BALANCES ? moe->moe_router_load_balancing_type[i] : NULL;
+    return name || i > 0 ? name : "aux_loss";
+}
+
+double loom__balance_coefficient(const loom_moe_config *moe, const char *type) {
+    for (int i = 0; i < LOOM_MOE_BALANCES && balance_type(moe, i); i++)
+        if (strcmp(balance_type(moe, i), type) == 0)
+            return moe->moe_aux_loss_coeff[i];
+    return 0;
+}
+
 loom__router loom__model_router(const loom_model_config *config) {
     const loom_moe_config *moe = &config->moe;
     return (loom__router){
@@ -23,7 +36,7 @@ loom__router loom__model_router(const loom_model_config *config) {
         .topk = moe->moe_router_topk,
         .score = is(moe->moe_router_score_function, "softmax", "sigmoid") ? LOOM__ROUTER_SIGMOID : LOOM__ROUTER_SOFTMAX,
         .pre_softmax = moe->moe_router_pre_softmax,
-        .sinkhorn = is(moe->moe_router_load_balancing_type, "aux_loss", "sinkhorn"),
+        .sinkhorn = strcmp(balance_type(moe, 0), "sinkhorn") == 0,
         .groups = moe->moe_router_num_groups,
         .group_topk = moe->moe_router_group_topk,
         .scaling = moe->moe_router_topk_scaling_factor,
@@ -50,11 +63,32 @@ static void check_name(
         loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: found %s, expected one of %s", field, found, list);
 }
 
+/* Losses may come together, each with a coefficient of its own. */
+static void check_balance(loom__faults *faults, const loom_moe_config *moe) {
+    static const char field[] = "moe_router_load_balancing_type";
+    int types = 1;
+    while (balance_type(moe, types))
+        types++;
+    for (int i = 0; i < types; i++) {
+        const char *type = balance_type(moe, i);
+        check_name(faults, field, type, NULL,
+            (const char *const[]){"aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none", NULL});
+        if (types > 1 && (strcmp(type, "sinkhorn") == 0 || strcmp(type, "none") == 0))
+            loom__faults_add(
+                faults, LOOM_ERR_CONFIG, "%s: found %s in a list of %d, expected it alone", field, type, types);
+        for (int before = 0; before < i; before++)
+            if (strcmp(balance_type(moe, before), type) == 0)
+                loom__faults_add(faults, LOOM_ERR_CONFIG, "%s: found %s twice, expected each once", field, type);
+    }
+    int64_t coefficients = moe->moe_aux_loss_coeff_count ? moe->moe_aux_loss_coeff_count : 1;
+    if (coefficients != types)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "moe_aux_loss_coeff: found %" PRId64 " for the %d of %s, expected as many", coefficients, types, field);
+}
+
 static void check_names(loom__faults *faults, const loom_moe_config *moe) {
     check_name(faults, "moe_router_score_function", moe->moe_router_score_function, NULL,
         (const char *const[]){"softmax", "sigmoid", NULL});
-    check_name(faults, "moe_router_load_balancing_type", moe->moe_router_load_balancing_type, "global_aux_loss",
-        (const char *const[]){"aux_loss", "seq_aux_loss", "sinkhorn", "none", NULL});
     check_name(faults, "moe_token_drop_policy", moe->moe_token_drop_policy, NULL,
         (const char *const[]){"probs", "position", NULL});
     check_name(faults, "moe_token_dispatcher_type", moe->moe_token_dispatcher_type, "flex",
@@ -99,6 +133,7 @@ void loom__model_config_complete_experts(
             " needs sequence_parallel true: each tensor rank routes rows of its own",
             moe->num_moe_experts, tp);
     check_names(faults, moe);
+    check_balance(faults, moe);
     if (loom__model_biases(config).mlp)
         loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
             "not supported yet: experts with biases (add_bias_linear or add_mlp_bias true with num_moe_experts)");
@@ -106,10 +141,14 @@ void loom__model_config_complete_experts(
     loom_status status = loom__router_check(&router, moe->moe_router_enable_expert_bias);
     if (status)
         loom__faults_add(faults, LOOM_ERR_CONFIG, "%s", loom_error_message());
-    if (router.sinkhorn && moe->moe_aux_loss_coeff > 0)
+    if (router.sinkhorn && moe->moe_aux_loss_coeff[0] > 0)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "moe_aux_loss_coeff: found %g with moe_router_load_balancing_type sinkhorn, expected 0",
-            moe->moe_aux_loss_coeff);
+            moe->moe_aux_loss_coeff[0]);
+    if (moe->moe_layer_recompute && config->recompute == LOOM_RECOMPUTE_FULL)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "moe_layer_recompute: found true with recompute full, which makes whole layers again: expected false, or "
+            "recompute none or selective");
     if (router.pad_to_capacity && !(router.capacity_factor > 0))
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "moe_pad_expert_input_to_capacity: found true without moe_expert_capacity_factor, which gives the "

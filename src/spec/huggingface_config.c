@@ -306,7 +306,7 @@ static void read_experts(const reader *from, loom_model_config *model) {
     moe->moe_ffn_hidden_size = model->ffn_hidden_size;
     moe->moe_layer_freq = 1;
     if (get_bool(from, "output_router_logits", false))
-        moe->moe_aux_loss_coeff = get_number(from, "router_aux_loss_coef", 0.001);
+        moe->moe_aux_loss_coeff[0] = get_number(from, "router_aux_loss_coef", 0.001);
     if (get_number(from, "router_jitter_noise", 0) != 0)
         not_built(from, "router_jitter_noise", "other than 0");
 }

@@ -80,6 +80,8 @@ bool loom__context_type_is(const loom_model_config *config, const char *type);
 bool loom__layer_has_experts(const loom_model_config *config, int64_t layer);
 /* How their router chooses. */
 loom__router loom__model_router(const loom_model_config *config);
+/* The coefficient of that type of balance loss; 0 where the configuration has not chosen it. */
+double loom__balance_coefficient(const loom_moe_config *moe, const char *type);
 /* Fills in and checks the fields of experts; every fault is added to `faults`. */
 struct loom__faults;
 void loom__model_config_complete_experts(

@@ -34,6 +34,20 @@ static void an_expert_and_a_rank_without_rows_go_along(void **state) {
     ALL_EQUAL_ONE_RANK(cases);
 }
 
+static void experts_made_again_compute_the_same_in_less_memory(void **state) {
+    (void)state;
+    const shared_case cases[] = {{.ranks = 2, .experts = 4, .ep = 2, .experts_again = true, .coefficient = 1},
+        {.ranks = 1, .experts = 4, .experts_again = true, .shared_width = 16, .capacity = 1},
+        {.tp = 2, .sp = true, .experts = 4, .experts_again = true, .selective = true, .freq = 2, .dropout = 0.1},
+        {.ranks = 4, .pp = 2, .experts = 4, .ep = 2, .experts_again = true, .schedule = "zero-bubble", .sharded = true},
+        {.cp = 2, .experts = 4, .ep = 2, .experts_again = true, .precision = "bf16-mixed"}};
+    ALL_EQUAL_ONE_RANK(cases);
+    const shared_case kept = {.experts = 4, .micro = 4}, again = {.experts = 4, .micro = 4, .experts_again = true};
+    shared_result whole = run_it(&kept), less = run_it(&again);
+    assert_true(less.high_water < whole.high_water - whole.high_water / 8);
+    assert_true(less.loss[STEPS - 1] == whole.loss[STEPS - 1] && less.norm[0] == whole.norm[0]);
+}
+
 static void stages_without_experts_go_along(void **state) {
     (void)state;
     const shared_case cases[] = {{.pp = 4, .experts = 4, .freq = 4},
@@ -54,8 +68,42 @@ static void losses_of_the_router_weigh_the_same(void **state) {
         {.ranks = 4, .cp = 2, .tp = 2, .sp = true, .experts = 4, .coefficient = 1, .score = "sigmoid"},
         {.ranks = 2, .experts = 4, .coefficient = 1, .average = true},
         {.ranks = 2, .experts = 4, .coefficient = 1, .documents = true},
-        {.cp = 2, .experts = 4, .coefficient = 1, .documents = true}};
+        {.cp = 2, .experts = 4, .coefficient = 1, .documents = true},
+        {.tp = 2, .sp = true, .experts = 4, .balance = "global_aux_loss", .coefficient = 1},
+        {.cp = 2, .experts = 4, .balance = "global_aux_loss", .coefficient = 1, .full = true},
+        {.pp = 2, .vpp = 2, .experts = 4, .balance = "global_aux_loss", .coefficient = 1},
+        {.tp = 2,
+            .sp = true,
+            .experts = 4,
+            .balances = {"global_aux_loss", "aux_loss", "seq_aux_loss"},
+            .coefficients = {1, 0.5, 0.5},
+            .micro = 2}};
     ALL_EQUAL_ONE_RANK(cases);
+}
+
+static void must_be_alike(const shared_case *a, const shared_case *b) {
+    shared_result found = run_it(a), wanted = run_it(b);
+    shared_case c = filled(a);
+    if (compare(&c, &found, &wanted))
+        fail_msg("%s", loom_error_message());
+}
+
+/* What data ranks route at once is one call: the same as a larger microbatch of one rank. */
+static void a_global_loss_is_of_all_data_ranks_and_of_one_step(void **state) {
+    (void)state;
+    const char *global = "global_aux_loss";
+    const shared_case data = {.ranks = 2, .experts = 4, .ep = 2, .balance = global, .coefficient = 1, .micro = 2};
+    const shared_case averaged = {
+        .ranks = 2, .experts = 4, .balance = global, .coefficient = 1, .micro = 2, .average = true};
+    const shared_case alone = {.experts = 4, .balance = global, .coefficient = 1, .micro = 4};
+    const shared_case aux = {.experts = 4, .coefficient = 1, .micro = 4};
+    must_be_alike(&data, &alone);
+    must_be_alike(&averaged, &alone);
+    /* With one call a step it is that of the microbatch, in every step. */
+    must_be_alike(&alone, &aux);
+    const shared_case calls = {.experts = 4, .balance = global, .coefficient = 1};
+    const shared_case each = {.experts = 4, .coefficient = 1};
+    assert_true(fabs(run_it(&calls).norm[0] - run_it(&each).norm[0]) > 1e-4);
 }
 
 static void losses_of_the_router_reach_its_gradient(void **state) {
@@ -92,8 +140,11 @@ static void what_cannot_be_shared_is_refused_with_its_numbers(void **state) {
     expect_refusal((shared_case){.ranks = 2, .tp = 2, .experts = 4}, "needs sequence_parallel true");
     expect_refusal((shared_case){.ranks = 1, .experts = 4, .topk = 5}, "moe_router_topk is 5");
     expect_refusal((shared_case){.ranks = 1, .experts = 4, .topk = 1}, "moe_router_pre_softmax");
-    expect_refusal((shared_case){.ranks = 1, .experts = 4, .balance = "global_aux_loss"},
-        "not supported yet: moe_router_load_balancing_type global_aux_loss; what works: aux_loss, seq_aux_loss");
+    expect_refusal((shared_case){.ranks = 1, .experts = 4, .balance = "even"}, "found even, expected one of aux_loss");
+    expect_refusal((shared_case){.ranks = 1, .experts = 4, .balances = {"aux_loss", "sinkhorn"}},
+        "found sinkhorn in a list of 2, expected it alone");
+    expect_refusal(
+        (shared_case){.ranks = 1, .experts = 4, .balances = {"aux_loss", "aux_loss"}}, "found aux_loss twice");
     expect_refusal(
         (shared_case){.ranks = 1, .experts = 4, .dispatcher = "ring"}, "found ring, expected one of alltoall");
     expect_refusal((shared_case){.ranks = 2, .ep = 2}, "expected 1 for a model without experts");
@@ -116,9 +167,11 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_are_shared_out_in_any_way),
         cmocka_unit_test(an_expert_and_a_rank_without_rows_go_along),
+        cmocka_unit_test(experts_made_again_compute_the_same_in_less_memory),
         cmocka_unit_test(stages_without_experts_go_along),
         cmocka_unit_test(losses_of_the_router_weigh_the_same),
         cmocka_unit_test(losses_of_the_router_reach_its_gradient),
+        cmocka_unit_test(a_global_loss_is_of_all_data_ranks_and_of_one_step),
         cmocka_unit_test(what_finds_no_room_is_dropped_on_any_rank),
         cmocka_unit_test(what_cannot_be_shared_is_refused_with_its_numbers),
     };

@@ -64,6 +64,9 @@ static const planned_case cases[] = {
     {"experts over 4, by all-to-all, recomputed",
         {"ranks=4", EXPERTS, "strategy.expert_model_parallel_size=4", "model.moe_token_dispatcher_type=alltoall",
             "model.num_layers=2", "model.vocab_size=64", "model.recompute=full"}},
+    {"experts over 2, with a shared one, recomputed without the rest of their layers",
+        {"ranks=2", EXPERTS, "strategy.expert_model_parallel_size=2", "model.moe_shared_expert_intermediate_size=352",
+            "model.moe_layer_recompute=true"}},
     {"qwen3 in bf16, deep", {"ranks=1", "model.architecture=qwen3", "precision=bf16-mixed", "model.num_layers=12"}},
 };
 enum { CASES = sizeof cases / sizeof *cases };

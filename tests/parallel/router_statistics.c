@@ -201,7 +201,8 @@ static void what_is_computed_again_counts_once(void **state) {
     (void)state;
     const shared_case cases[] = {{.ranks = 1, .experts = 4, .full = true, .coefficient = 0.5, .z = 0.1},
         {.pp = 2, .experts = 4, .full = true, .schedule = "zero-bubble", .z = 0.1},
-        {.tp = 2, .sp = true, .experts = 4, .selective = true, .coefficient = 0.5}};
+        {.tp = 2, .sp = true, .experts = 4, .selective = true, .experts_again = true, .coefficient = 0.5},
+        {.ranks = 2, .experts = 4, .ep = 2, .experts_again = true, .capacity = 1, .z = 0.1}};
     COUNT_AS_ONE_RANK(cases);
 }
 

@@ -22,7 +22,10 @@ typedef struct shared_case {
     /* Of experts: 0 of them = a dense model. ep ranks share them, etp ranks share each (0 = tp). */
     int experts, topk, ep, etp, freq, shared_width;
     const char *dispatcher, *balance, *score, *schedule;
+    const char *balances[LOOM_MOE_BALANCES]; /* several at once, in place of balance and coefficient */
+    double coefficients[LOOM_MOE_BALANCES];
     double coefficient, z, capacity, bias; /* bias: by which an expert's bias moves in a step; 0 = none has one */
+    bool experts_again;                    /* moe_layer_recompute */
     bool pre_softmax, by_position, padded, starved; /* starved: the router sends every token to expert 0 (and 1) */
     const char *precision;
     int64_t micro, length; /* length: of a sequence; 0 = S */
@@ -75,10 +78,15 @@ static inline void set_experts(const shared_case *c, loom_model_config *config) 
     if (c->dispatcher)
         moe->moe_token_dispatcher_type = c->dispatcher;
     if (c->balance)
-        moe->moe_router_load_balancing_type = c->balance;
+        moe->moe_router_load_balancing_type[0] = c->balance;
     if (c->score)
         moe->moe_router_score_function = c->score;
-    moe->moe_aux_loss_coeff = c->coefficient;
+    moe->moe_aux_loss_coeff[0] = c->coefficient;
+    for (int i = 0; i < LOOM_MOE_BALANCES && c->balances[i]; i++) {
+        moe->moe_router_load_balancing_type[i] = c->balances[i];
+        moe->moe_aux_loss_coeff[i] = c->coefficients[i];
+        moe->moe_aux_loss_coeff_count = i + 1;
+    }
     moe->moe_z_loss_coeff = c->z;
     moe->moe_expert_capacity_factor = c->capacity;
     moe->moe_router_pre_softmax = c->pre_softmax;
@@ -87,6 +95,7 @@ static inline void set_experts(const shared_case *c, loom_model_config *config) 
     moe->moe_pad_expert_input_to_capacity = c->padded;
     moe->moe_router_enable_expert_bias = c->bias > 0;
     moe->moe_router_bias_update_rate = c->bias;
+    moe->moe_layer_recompute = c->experts_again;
 }
 
 static inline loom_model_config model_of(const shared_case *c) {
@@ -260,7 +269,7 @@ static inline shared_case on_one_rank(const shared_case *given) {
     alone.ranks = alone.cp = alone.tp = alone.pp = alone.ep = 1;
     alone.vpp = alone.etp = 0;
     alone.schedule = NULL;
-    alone.sp = alone.sharded = alone.average = alone.selective = alone.full = false;
+    alone.sp = alone.sharded = alone.average = alone.selective = alone.full = alone.experts_again = false;
     return alone;
 }
 

@@ -379,6 +379,56 @@ TEST(blends_have_weights_or_none) {
     check_gives(files, 2, 1, LOOM_ERR_CONFIG, "data.path: found 2 files, expected one for data.kind fixed");
 }
 
+/* Fields of experts as they are written back. */
+static void balance_gives(const char *types, const char *coefficients, const char *expected) {
+    char first[128], second[128], *text = NULL;
+    size_t bytes;
+    snprintf(first, sizeof first, "model.moe_router_load_balancing_type=%s", types);
+    snprintf(second, sizeof second, "model.moe_aux_loss_coeff=%s", coefficients);
+    const char *const overrides[] = {"model.num_moe_experts=4", first, second};
+    loom_run_config *config = load_with(sound, overrides, 3);
+    if (loom_run_config_check(config, 1))
+        fail_msg("%s", loom_error_message());
+    FILE *to = open_memstream(&text, &bytes);
+    assert_int_equal(loom_run_config_print(config, write_to, to), LOOM_OK);
+    fclose(to);
+    snprintf(first, sizeof first, "\n  moe_router_load_balancing_type: %s\n", expected ? expected : types);
+    snprintf(second, sizeof second, "\n  moe_aux_loss_coeff: %s\n", coefficients);
+    assert_non_null(strstr(text, first));
+    assert_non_null(strstr(text, second));
+    free(text);
+    loom_run_config_destroy(config);
+}
+
+static void balance_fails(const char *types, const char *coefficients, const char *message) {
+    char first[128], second[128];
+    snprintf(first, sizeof first, "model.moe_router_load_balancing_type=%s", types);
+    snprintf(second, sizeof second, "model.moe_aux_loss_coeff=%s", coefficients);
+    const char *const overrides[] = {"model.num_moe_experts=4", first, second};
+    loom_run_config *config = NULL;
+    if (loom_run_config_from_text("run.yaml", sound, strlen(sound), overrides, 3, &config) == LOOM_OK)
+        assert_int_not_equal(loom_run_config_check(config, 1), LOOM_OK);
+    if (!strstr(loom_error_message(), message))
+        fail_msg("found \"%s\", expected \"%s\"", loom_error_message(), message);
+    loom_run_config_destroy(config);
+}
+
+TEST(balance_losses_stand_alone_or_in_a_list_with_as_many_coefficients) {
+    (void)state;
+    balance_gives("global_aux_loss", "0.25", NULL);
+    balance_gives("[seq_aux_loss]", "0.25", "seq_aux_loss");
+    balance_gives("[aux_loss, global_aux_loss]", "[0.25, 0.5]", NULL);
+    balance_gives("[aux_loss, seq_aux_loss, global_aux_loss]", "[0.25, 0, 0.5]", NULL);
+    balance_fails("[aux_loss, seq_aux_loss]", "0.25",
+        "moe_aux_loss_coeff: found 1 for the 2 of moe_router_load_balancing_type, expected as many");
+    balance_fails("aux_loss", "[0.25, 0.5]", "moe_aux_loss_coeff: found 2 for the 1 of moe_router_load_balancing_type");
+    balance_fails("[aux_loss, none]", "[0.25, 0.5]", "found none in a list of 2, expected it alone");
+    balance_fails("[aux_loss, even]", "[0.25, 0.5]",
+        "expected one of aux_loss, seq_aux_loss, global_aux_loss, sinkhorn, none, or a list of at most 3 of them");
+    balance_fails("aux_loss", "[0.25, -1]", "found [0.25, -1], expected a number >= 0, or a list of at most 3");
+    balance_fails("aux_loss", "[0, 0, 0, 0]", "expected a number >= 0, or a list of at most 3");
+}
+
 TEST(every_size_of_a_rampup_is_checked_before_the_run) {
     (void)state;
     const char *const good[] = {
@@ -434,7 +484,8 @@ TEST(missing_required_fields_are_all_named) {
     assert_int_equal(loom_run_config_check(config, 1), LOOM_ERR_CONFIG);
     assert_string_equal(loom_error_message(),
         "steps: missing, expected an integer >= 1\n"
-        "model.architecture: missing, expected gpt2 or llama (or model.hf)\n"
+        "model.architecture: missing, expected one of gpt2, llama, mistral, mixtral, qwen2, qwen3 and gemma (or "
+        "model.hf)\n"
         "model.num_layers: missing, expected an integer >= 1 (or model.hf)\n"
         "model.hidden_size: missing, expected an integer >= 1 (or model.hf)\n"
         "model.num_attention_heads: missing, expected an integer >= 1 (or model.hf)\n"
@@ -508,7 +559,7 @@ TEST(structs_made_in_code_are_checked_in_the_same_words) {
     loom_model_config model = loom_model_config_default("llama");
     assert_int_equal(loom_model_config_check(&model), LOOM_OK);
     model.moe.num_moe_experts = 4;
-    model.moe.moe_layer_recompute = true;
+    model.moe.moe_shared_expert_overlap = true;
     assert_int_equal(loom_model_config_check(&model), LOOM_ERR_UNSUPPORTED);
 }
 
@@ -615,6 +666,7 @@ int main(void) {
         cmocka_unit_test(a_world_that_does_not_fit_is_refused),
         cmocka_unit_test(data_that_would_fail_when_opened_is_refused_before),
         cmocka_unit_test(blends_have_weights_or_none),
+        cmocka_unit_test(balance_losses_stand_alone_or_in_a_list_with_as_many_coefficients),
         cmocka_unit_test(every_size_of_a_rampup_is_checked_before_the_run),
         cmocka_unit_test(an_architecture_that_is_not_built_is_named_once),
         cmocka_unit_test(the_best_checkpoints_need_a_validation_at_each),

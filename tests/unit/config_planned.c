@@ -108,6 +108,9 @@ static const struct {
          "strategy.expert_tensor_parallel_size=1"},
         "model.num_moe_experts 4 with tensor_model_parallel_size 2 needs sequence_parallel true: each tensor rank "
         "routes rows of its own"},
+    {{"model.num_moe_experts=4", "model.moe_layer_recompute=true", "model.recompute=full"},
+        "model.moe_layer_recompute: found true with recompute full, which makes whole layers again: expected false, or "
+        "recompute none or selective"},
     {{"model.architecture=mixtral"},
         "model.num_moe_experts: missing, expected an integer >= 1 with model.architecture mixtral"},
     {{"model.hidden_size=65", "model.num_query_groups=3"},
@@ -191,10 +194,41 @@ static const struct {
         "strategy.tensor_model_parallel_size 5 does not divide ffn_hidden_size 128: legal tensor sizes are 1, 2, 4\n"
         "strategy.tensor_model_parallel_size 5 does not divide num_query_groups 4: legal tensor sizes are 1, 2, 4; "
         "with replicate_query_groups also those of 1, 2, 4, 8\n"
+        "model.seq_length 10 cannot be cut into 2 chunks for each of the 2 ranks of context_parallel_size: expected a "
+        "multiple of 4; nearest legal 8 or 12\n"
         "strategy.tensor_model_parallel_size 5 x pipeline_model_parallel_size 3 x context_parallel_size 2 = 30 is more "
         "than world_size 8; nearest legal world_size 30\n"
         "model.num_layers 8 is not a multiple of pipeline_model_parallel_size 3; nearest legal "
         "pipeline_model_parallel_size 2 or 4, or num_layers 6 or 9, or balanced_pipeline_split true: 3, 3, 2"},
+    {{"model.architecture=lama", "model.num_attention_heads=6", "model.num_query_groups=6", "ranks=4",
+         "strategy.tensor_model_parallel_size=4"},
+        "override: model.architecture: found \"lama\", expected one of gpt2, llama, mistral, mixtral, qwen2, qwen3, "
+        "gemma, t5, or null; did you mean llama?\n"
+        "model.hidden_size 64 is not divisible by num_attention_heads 6: the nearest legal sizes are 60 and 66, or set "
+        "kv_channels\n"
+        "strategy.tensor_model_parallel_size 4 does not divide num_attention_heads 6: legal tensor sizes are 1, 2\n"
+        "strategy.tensor_model_parallel_size 4 does not divide num_query_groups 6: legal tensor sizes are 1, 2"},
+    {{"ranks=8", "model.num_moe_experts=6", "model.moe_router_topk=9", "strategy.expert_model_parallel_size=4",
+         "strategy.context_parallel_size=8", "model.seq_length=100"},
+        "model.moe_router_topk is 9: expected 1 to the 6 of num_moe_experts\n"
+        "model.seq_length 100 cannot be cut into 2 chunks for each of the 8 ranks of context_parallel_size: expected a "
+        "multiple of 16; nearest legal 96 or 112\n"
+        "strategy.expert_model_parallel_size 4 does not divide num_moe_experts 6: the nearest legal 3 or 6"},
+    {{"model.num_layers=many", "model.hidden_size=0", "ranks=4", "strategy.tensor_model_parallel_size=3",
+         "strategy.context_parallel_size=4", "model.seq_length=20", "data.global_batch_size=0"},
+        "override: model.num_layers: found \"many\", expected an integer >= 1, or null\n"
+        "override: model.hidden_size: found 0, expected an integer >= 1, or null\n"
+        "override: data.global_batch_size: found 0, expected an integer >= 1, or null\n"
+        "model.seq_length 20 cannot be cut into 2 chunks for each of the 4 ranks of context_parallel_size: expected a "
+        "multiple of 8; nearest legal 16 or 24\n"
+        "strategy.tensor_model_parallel_size 3 x pipeline_model_parallel_size 1 x context_parallel_size 4 = 12 is more "
+        "than world_size 4; nearest legal tensor_model_parallel_size 1, or world_size 12\n"
+        "strategy.tensor_model_parallel_size 3 does not divide num_attention_heads 8: legal tensor sizes are 1, 2, 4\n"
+        "strategy.tensor_model_parallel_size 3 does not divide ffn_hidden_size 128: legal tensor sizes are 1, 2, 4\n"
+        "strategy.tensor_model_parallel_size 3 does not divide num_query_groups 4: legal tensor sizes are 1, 2, 4; "
+        "with replicate_query_groups also those of 1, 2, 4, 8"},
+    {{"model.hidden_size=9007199254740992", "model.ffn_hidden_size=null"},
+        "model.hidden_size: found 9007199254740992, expected an integer from 1 to 67108864"},
 };
 enum { BROKEN = sizeof broken / sizeof *broken };
 _Static_assert(BROKEN >= 40, "forty broken configurations");
@@ -226,15 +260,15 @@ static void what_is_not_built_is_told_and_no_fault(void **state) {
 
 /* A router in fp64 and experts with biases are no fields of the table. */
 static void a_model_with_parts_that_are_not_built_is_completed(void **state) {
-    static const char *const fields[FIELDS] = {"ranks=2", "model.num_moe_experts=4", "model.moe_layer_recompute=true",
-        "model.moe_router_dtype=fp64", "model.add_bias_linear=true", "strategy.context_parallel_size=2",
-        "model.cp_comm_type=a2a"};
+    static const char *const fields[FIELDS] = {"ranks=2", "model.num_moe_experts=4",
+        "model.moe_shared_expert_overlap=true", "model.moe_router_dtype=fp64", "model.add_bias_linear=true",
+        "strategy.context_parallel_size=2", "model.cp_comm_type=a2a"};
     loom_run_config *config = NULL;
     char *not_built = NULL;
     (void)state;
     assert_int_equal(load(fields, &config, &not_built), LOOM_OK);
     assert_string_equal(not_built,
-        "not supported yet: model.moe_layer_recompute=true (mixture of experts); only false works\n"
+        "not supported yet: model.moe_shared_expert_overlap=true (mixture of experts); only false works\n"
         "not supported yet: moe_router_dtype fp64; what works: fp32\n"
         "not supported yet: experts with biases (add_bias_linear or add_mlp_bias true with num_moe_experts)");
     free(not_built);

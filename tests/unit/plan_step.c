@@ -266,6 +266,96 @@ static void a_search_gives_what_fits_fastest_first_and_why_others_fall(void **st
     forget(&p);
 }
 
+/* The step's seconds, or -1 where the fields make no plan or it does not fit. */
+static double seconds_of(const char *const *fields, int64_t count, const loom_plan_options *options) {
+    const loom_plan_check check = {.world_size = options->world_size};
+    loom_run_config *config = NULL;
+    loom_plan *plan = NULL;
+    char *not_built = NULL;
+    double seconds = -1;
+    if (loom_run_config_load_planned(NULL, fields, count, &check, &config, &not_built) == LOOM_OK &&
+        loom_plan_make(config, options, &plan) == LOOM_OK &&
+        plan->stages[plan->worst].memory.total <= options->machine.memory)
+        seconds = plan->step_seconds;
+    loom_plan_destroy(plan);
+    loom_run_config_destroy(config);
+    free(not_built);
+    return seconds;
+}
+
+typedef struct choice {
+    int64_t tp, pp, vp, ep, micro;
+} choice;
+
+static double seconds_of_choice(const choice *c, const char *recompute, const loom_plan_options *options) {
+    char texts[6][80];
+    const char *fields[COMMON + 11];
+    int64_t count = COMMON;
+    memcpy(fields, common, sizeof common);
+    fields[count++] = "model.architecture=mixtral";
+    fields[count++] = "model.num_moe_experts=4";
+    fields[count++] = "data.global_batch_size=16";
+    fields[count++] = c->tp > 1 ? "strategy.sequence_parallel=true" : "strategy.sequence_parallel=false";
+    snprintf(texts[0], sizeof *texts, "strategy.tensor_model_parallel_size=%d", (int)c->tp);
+    snprintf(texts[1], sizeof *texts, "strategy.pipeline_model_parallel_size=%d", (int)c->pp);
+    snprintf(texts[2], sizeof *texts, "strategy.expert_model_parallel_size=%d", (int)c->ep);
+    snprintf(texts[3], sizeof *texts, "data.micro_batch_size=%d", (int)c->micro);
+    snprintf(texts[4], sizeof *texts, "model.recompute=%s", recompute);
+    snprintf(texts[5], sizeof *texts, "strategy.virtual_pipeline_model_parallel_size=%d", (int)c->vp);
+    for (int i = 0; i < (c->vp > 1 ? 6 : 5); i++)
+        fields[count++] = texts[i];
+    return seconds_of(fields, count, options);
+}
+
+static double seconds_found(const loom_plan_search *search, const choice *c) {
+    for (int64_t i = 0; i < search->count; i++) {
+        const loom_plan_candidate *found = &search->candidates[i];
+        if (found->tensor == c->tp && found->pipeline == c->pp && found->chunks == c->vp && found->expert == c->ep &&
+            found->micro_batch_size == c->micro)
+            return found->step_seconds;
+    }
+    return -1;
+}
+
+/* Each layout planned by itself, as its user would. */
+static void a_search_finds_all_that_fit_and_nothing_else(void **state) {
+    static const char *const recomputes[] = {"none", "selective", "full"};
+    (void)state;
+    planned p = PLAN(8, "model.architecture=mixtral", "model.num_moe_experts=4", "data.global_batch_size=16");
+    loom_plan_search *search;
+    int64_t fit = 0, with_tensor = 0;
+    p.options.machine.memory = 60e6;
+    assert_int_equal(loom_plan_search_make(p.config, &p.options, &search), LOOM_OK);
+    for (choice c = {.tp = 1}; c.tp <= 8; c.tp *= 2)
+        for (c.pp = 1; c.tp * c.pp <= 8; c.pp *= 2)
+            for (c.vp = 1; c.vp <= (c.pp > 1 ? 8 : 1); c.vp++)
+                for (c.ep = 1; c.ep <= 4; c.ep *= 2)
+                    for (c.micro = 1; c.micro <= 8; c.micro *= 2) {
+                        double seconds = -1;
+                        for (int r = 0; r < 3 && seconds < 0; r++)
+                            seconds = seconds_of_choice(&c, recomputes[r], &p.options);
+                        assert_true(near(seconds_found(search, &c), seconds, 1e-9));
+                        fit += seconds > 0;
+                        with_tensor += seconds > 0 && c.tp > 1;
+                    }
+    assert_int_equal(search->count, fit);
+    assert_true(with_tensor > 0);
+    loom_plan_search_destroy(search);
+    forget(&p);
+}
+
+/* 14 layers, embedding and loss: 16 chunks of one. */
+static void a_search_cuts_the_embedding_and_the_loss_as_layers(void **state) {
+    (void)state;
+    planned p = PLAN(2, "model.num_layers=14", "model.account_for_embedding_in_pipeline_split=true",
+        "model.account_for_loss_in_pipeline_split=true", "data.global_batch_size=4");
+    loom_plan_search *search;
+    assert_int_equal(loom_plan_search_make(p.config, &p.options, &search), LOOM_OK);
+    assert_true(seconds_found(search, &(choice){1, 2, 8, 1, 1}) > 0);
+    loom_plan_search_destroy(search);
+    forget(&p);
+}
+
 static void sizes_beyond_all_numbers_are_refused(void **state) {
     static const char *const extremes[] = {"data.micro_batch_size=9007199254740992",
         "model.moe_ffn_hidden_size=9007199254740992", "model.moe_router_topk=9007199254740992",
@@ -314,6 +404,8 @@ int main(void) {
         cmocka_unit_test(what_binds_is_named),
         cmocka_unit_test(sizes_beyond_all_numbers_are_refused),
         cmocka_unit_test(a_search_gives_what_fits_fastest_first_and_why_others_fall),
+        cmocka_unit_test(a_search_finds_all_that_fit_and_nothing_else),
+        cmocka_unit_test(a_search_cuts_the_embedding_and_the_loss_as_layers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

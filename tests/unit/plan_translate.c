@@ -104,20 +104,97 @@ static void words_are_cut_as_a_shell_does(void **state) {
 
 static void broken_command_lines_are_named(void **state) {
     static const struct {
-        const char *text, *message;
+        const char *text, *faults;
     } cases[] = {
-        {"--num-layers '12", "file: the quote ' before \"12\" does not end"},
-        {"--num-layers", "file: --num-layers has no value"},
-        {"--num-layers --bf16", "file: --num-layers has no value"},
-        {"--rampup-batch-size 1 2", "file: --rampup-batch-size has 2 values, expected three"},
+        {"--num-layers", "file: --num-layers: found no value, expected one"},
+        {"--num-layers --bf16", "file: --num-layers: found no value, expected one"},
+        {"--rampup-batch-size 1 2 --seq-length", "file: --rampup-batch-size: found 2 values, expected three\n"
+                                                 "file: --seq-length: found no value, expected one"},
+        {"torchrun --nproc_per_node=eight --nnodes 0 x.py --num-layers 2",
+            "file: --nproc-per-node: found eight, expected an integer from 1 to 2147483647\n"
+            "file: --nnodes: found 0, expected an integer from 1 to 2147483647"},
+        {"--num-layers 24 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 5",
+            "file: --num-layers-per-virtual-pipeline-stage: found 5, expected a divisor of the 12 layers of a stage: "
+            "the nearest legal 4 or 6"},
+        {"--bf16 --fp16", "file: --fp16: found together with --bf16, expected one of them"},
+        {"--num-layers 24 --num-layers-per-virtual-pipeline-stage 24", ""},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        loom_plan_translation t = {0};
-        assert_int_equal(
-            loom_plan_translate_megatron("file", cases[i].text, strlen(cases[i].text), &t), LOOM_ERR_FORMAT);
-        assert_string_equal(loom_error_message(), cases[i].message);
+        loom_plan_translation t = translated(loom_plan_translate_megatron, cases[i].text);
+        assert_string_equal(t.faults, cases[i].faults);
+        loom_plan_translation_free(&t);
     }
+    loom_plan_translation t = {0};
+    static const char open[] = "--num-layers '12\n3";
+    assert_int_equal(loom_plan_translate_megatron("file", open, strlen(open), &t), LOOM_ERR_FORMAT);
+    assert_string_equal(loom_error_message(), "file: the quote ' before \"12\" does not end");
+}
+
+/* Faults of the text and those of the configuration come together. */
+static void faults_of_a_translation_are_told_with_the_others(void **state) {
+    (void)state;
+    loom_plan_translation t = translated(loom_plan_translate_megatron,
+        "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 8 --vocab-size 9 --bf16 --fp16 --lr 0");
+    loom_run_config *config = NULL;
+    char *not_built = NULL;
+    const loom_plan_check check = {.source = "file", .translated = t.override_count, .faults = t.faults};
+    assert_int_equal(loom_run_config_load_planned(
+                         NULL, (const char *const *)t.overrides, t.override_count, &check, &config, &not_built),
+        LOOM_ERR_CONFIG);
+    assert_string_equal(loom_error_message(), "file: --fp16: found together with --bf16, expected one of them\n"
+                                              "file: optim.lr: found 0, expected a number > 0");
+    loom_plan_translation_free(&t);
+}
+
+static void a_mistyped_option_is_shown_what_was_meant(void **state) {
+    (void)state;
+    loom_plan_translation t = translated(loom_plan_translate_megatron,
+        "--tensor-model-paralel-size 8 --num-layer 2 --zzz --recompute-method uniform --recompute-num-layers 1");
+    assert_string_equal(t.left_out,
+        "--tensor-model-paralel-size has no field here; did you mean --tensor-model-parallel-size?\n"
+        "--num-layer has no field here; did you mean --num-layers?\n--zzz has no field here");
+    loom_plan_translation_free(&t);
+    t = translated(loom_plan_translate_megatron, "--recompute-method block --recompute-num-layers 4");
+    assert_string_equal(t.left_out, "--recompute-method has no field here\n--recompute-num-layers has no field here");
+    loom_plan_translation_free(&t);
+    t = translated(loom_plan_translate_nemo,
+        "model: {normalisation: x, recompute_num_layers: 4, fp32_residual_connection: false,\n"
+        "  recompute_method: uniform}\noptimizer: {weight_decai: 0.1}\n");
+    assert_string_equal(t.left_out, "line 1: model.normalisation has no field here; did you mean normalization?\n"
+                                    "line 1: model.recompute_num_layers has no field here\n"
+                                    "line 3: optimizer.weight_decai has no field here; did you mean weight_decay?");
+    loom_plan_translation_free(&t);
+}
+
+/* Half of an answer would be taken for the whole. */
+static void ranks_that_are_known_elsewhere_are_not_guessed(void **state) {
+    static const struct {
+        translator translate;
+        const char *text;
+        int64_t world;
+        const char *left_out;
+    } cases[] = {
+        {loom_plan_translate_megatron, "torchrun --nproc_per_node 8 --nnodes $N x.py", 0,
+            "--nnodes: \"$N\" is for a shell to expand, expected its value"},
+        {loom_plan_translate_megatron, "torchrun --nproc_per_node 8 x.py", 8, ""},
+        {loom_plan_translate_megatron, "torchrun --nnodes 2 x.py", 2, ""},
+        {loom_plan_translate_nemo, "trainer: {devices: 8, num_nodes: '${nodes}'}", 0,
+            "line 1: num_nodes: \"${nodes}\" is for NeMo to find out, expected a number"},
+        {loom_plan_translate_nemo, "trainer: {devices: -1, num_nodes: 4}", 0,
+            "line 1: devices: \"-1\" is for NeMo to find out, expected a number"},
+        {loom_plan_translate_nemo, "trainer: {devices: 8, num_nodes: 4}", 32, ""},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        loom_plan_translation t = translated(cases[i].translate, cases[i].text);
+        assert_int_equal(t.world_size, cases[i].world);
+        assert_string_equal(t.left_out, cases[i].left_out);
+        loom_plan_translation_free(&t);
+    }
+    loom_plan_translation t = translated(loom_plan_translate_nemo, "trainer: {devices: 8, num_nodes: 0}");
+    assert_string_equal(t.faults, "file: line 1: num_nodes: found 0, expected an integer from 1 to 2147483647");
+    loom_plan_translation_free(&t);
 }
 
 static const char nemo[] = "trainer: {devices: 8, num_nodes: 2, precision: bf16, max_steps: 50}\n"
@@ -230,6 +307,9 @@ int main(void) {
         cmocka_unit_test(what_a_shell_would_expand_is_listed),
         cmocka_unit_test(words_are_cut_as_a_shell_does),
         cmocka_unit_test(broken_command_lines_are_named),
+        cmocka_unit_test(faults_of_a_translation_are_told_with_the_others),
+        cmocka_unit_test(a_mistyped_option_is_shown_what_was_meant),
+        cmocka_unit_test(ranks_that_are_known_elsewhere_are_not_guessed),
         cmocka_unit_test(a_file_of_nemo_gives_the_fields_of_a_run_file),
         cmocka_unit_test(a_file_of_bridge_gives_the_fields_of_a_run_file),
         cmocka_unit_test(a_file_of_nemo_is_recognised),

@@ -9,8 +9,10 @@
 #include <jansson.h>
 #include <math.h>
 #include <megaloom/report.h>
+#include <pty.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -212,6 +214,77 @@ static void long_times_and_high_rates_stay_readable(void **state) {
 
 /* ---- the yardstick, with a GEMM that takes no time ---- */
 
+/* One line of step 9/10, on a terminal of so many columns. */
+static void on_columns(int columns, char text[256]) {
+    struct winsize size = {.ws_row = 24, .ws_col = (unsigned short)columns};
+    int master, slave;
+    loom_progress *progress;
+    loom_step_report report = step_report(9);
+    report.gemm_share = 0.42;
+    assert_int_equal(openpty(&master, &slave, NULL, NULL, &size), 0);
+    FILE *out = fdopen(slave, "w");
+    assert_non_null(out);
+    assert_int_equal(loom_progress_create(out, true, 10, 1, &progress), LOOM_OK);
+    loom_progress_step(progress, &report);
+    ssize_t length = read(master, text, 255);
+    assert_true(length > 0);
+    text[length] = '\0';
+    loom_progress_destroy(progress);
+    fclose(out);
+    close(master);
+}
+
+static void a_narrow_terminal_gets_what_it_has_room_for(void **state) {
+    static const struct {
+        int columns;
+        const char *line;
+    } cases[] = {{200, "[==================> ] step  9/10  loss 2.5000  12.3k tokens/s  42% of GEMM rate  0:02 left"},
+        {80, "[=======>] step  9/10  loss 2.5000  12.3k tokens/s  42% of GEMM rate  0:02 left"},
+        {73, "step  9/10  loss 2.5000  12.3k tokens/s  42% of GEMM rate  0:02 left"},
+        {60, "[=====>] step  9/10  loss 2.5000  12.3k tokens/s  0:02 left"}, {40, "step  9/10  loss 2.5000  0:02 left"},
+        {25, "step  9/10  loss 2.5000"}, {12, "step  9/10"}, {6, "step "}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[256], *end;
+        on_columns(cases[i].columns, text);
+        assert_int_equal(text[0], '\r');
+        end = strstr(text, "\033[K");
+        assert_non_null(end);
+        *end = '\0';
+        assert_true(strlen(text + 1) < (size_t)cases[i].columns);
+        assert_string_equal(text + 1, cases[i].line);
+    }
+}
+
+static void numbers_that_are_none_or_huge_stay_short(void **state) {
+    static const struct {
+        double loss, tokens, seconds;
+        const char *line;
+    } cases[] = {{NAN, 0.25, 86400, "loss nan  0.25 tokens/s  99999 d 00 h left"},
+        {-NAN, 12, NAN, "loss nan  12 tokens/s\n"}, {3e30, NAN, 1e300, "loss 3e+30\n"},
+        {INFINITY, NAN, NAN, "loss inf\n"}, {1e5, NAN, 2, "loss 100000.0000  2 d 07 h left"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *text = NULL;
+        size_t bytes = 0;
+        FILE *out = open_memstream(&text, &bytes);
+        loom_progress *progress;
+        loom_step_report report = {.step = 1,
+            .loss = cases[i].loss,
+            .tokens_per_second = cases[i].tokens,
+            .gemm_share = NAN,
+            .seconds = cases[i].seconds};
+        assert_int_equal(loom_progress_create(out, false, 100000, 1, &progress), LOOM_OK);
+        loom_progress_step(progress, &report);
+        loom_progress_destroy(progress);
+        fclose(out);
+        if (!strstr(text, cases[i].line))
+            print_error("%s", text);
+        assert_non_null(strstr(text, cases[i].line));
+        free(text);
+    }
+}
+
 static void lazy_gemm(loom_team *team, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, float alpha,
     const float *a, int64_t lda, const float *b, int64_t ldb, bool accumulate, float *c, int64_t ldc) {
     (void)team;
@@ -259,6 +332,8 @@ int main(void) {
         cmocka_unit_test(a_file_gets_the_first_the_last_and_every_nth_step),
         cmocka_unit_test(a_terminal_gets_one_line_that_is_rewritten),
         cmocka_unit_test(long_times_and_high_rates_stay_readable),
+        cmocka_unit_test(a_narrow_terminal_gets_what_it_has_room_for),
+        cmocka_unit_test(numbers_that_are_none_or_huge_stay_short),
         cmocka_unit_test(the_gemm_rate_is_the_sum_over_the_ranks_by_their_own_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -320,6 +320,61 @@ TEST(what_a_reader_must_know_stands_above_the_curves) {
     remove_folder(folder);
 }
 
+static const char *fact_of(const json_t *data, const char *name, size_t part) {
+    size_t i;
+    const json_t *fact;
+    json_array_foreach(
+        json_object_get(data, "facts"), i, fact) if (strcmp(json_string_value(json_array_get(fact, 0)), name) ==
+                                                     0) return json_string_value(json_array_get(fact, part));
+    return "";
+}
+
+TEST(the_factors_of_a_layout_are_all_named) {
+    static const char text[] = "ranks: 8\nsteps: 1\n"
+                               "model: {architecture: mixtral, num_layers: 2, hidden_size: 32, num_attention_heads: 4, "
+                               "seq_length: 16, vocab_size: 64, num_moe_experts: 4}\n"
+                               "strategy: {tensor_model_parallel_size: 2, sequence_parallel: true, "
+                               "context_parallel_size: 2, expert_model_parallel_size: 4, "
+                               "expert_tensor_parallel_size: 1}\ndata: {kind: mock}\n";
+    loom_run_record run = {.folder = (char *)"run", .test_loss = NAN, .facts = {.ranks = 8, .threads = 1}};
+    (void)state;
+    assert_int_equal(loom_run_config_from_text("run.yaml", text, sizeof text - 1, NULL, 0, &run.config), LOOM_OK);
+    char *page = page_of(&run, 0);
+    json_t *data = data_of(page);
+    assert_string_equal(fact_of(data, "Layout", 1), "2 × 2 × 1 × 2");
+    assert_string_equal(fact_of(data, "Layout", 2),
+        "tensor × context × pipeline × data, sequence parallel, experts etp 1 × ep 4 × edp 2");
+    json_decref(data);
+    free(page);
+    loom_run_config_destroy(run.config);
+}
+
+TEST(numbers_of_any_size_stay_short_and_the_last_one_is_exact) {
+    enum { STEPS = 1000 };
+    loom_step_report reports[STEPS];
+    loom_run_record run = {.folder = (char *)"run", .reports = reports, .count = STEPS, .test_loss = NAN};
+    (void)state;
+    for (int64_t i = 0; i < STEPS; i++)
+        reports[i] = (loom_step_report){.step = i + 1,
+            .loss = i == 0 ? 1e30 : (double)i,
+            .tokens_per_second = 1.2e6,
+            .seconds = 1,
+            .grad_norm = NAN,
+            .validation_loss = NAN};
+    run.facts.gemm_rate = NAN;
+    char *page = page_of(&run, 10);
+    json_t *data = data_of(page);
+    assert_string_equal(fact_of(data, "Throughput", 1), "1.2M tokens/s");
+    assert_string_equal(fact_of(data, "Tokens", 1), "1.2G");
+    assert_string_equal(fact_of(data, "Loss", 1), "999.0000");
+    assert_string_equal(fact_of(data, "Loss", 2), "1e+30 at step 1");
+    const json_t *last = curve_of(data, "Loss", 0, "last"); /* of ten stretches the last has the mean 949.5 */
+    assert_int_equal(json_integer_value(json_array_get(last, 0)), STEPS);
+    assert_true(json_number_value(json_array_get(last, 1)) == 999);
+    json_decref(data);
+    free(page);
+}
+
 /* A million steps; the numbers are put into the record directly, since reading a million lines takes seconds. */
 TEST(of_a_million_steps_each_extreme_is_in_the_curve) {
     enum { STEPS = 1000000, POINTS = 500 };
@@ -416,6 +471,38 @@ TEST(a_rank_is_picked_out_with_the_members_of_its_groups) {
     free(html);
 }
 
+/* How many colours the cells of a kind's panel have. */
+static int64_t colours_of(const char *svg, const char *kind) {
+    char key[64], seen[4096] = "";
+    int64_t count = 0;
+    snprintf(key, sizeof key, "data-kind=\"%s\"", kind);
+    const char *at = strstr(svg, key), *end = strstr(at, "rm-panel");
+    assert_non_null(at);
+    for (; (at = strstr(at, "fill=\"#")) && (!end || at < end); at++) {
+        char colour[16];
+        snprintf(colour, sizeof colour, "%.7s;", at + 6);
+        count += !strstr(seen, colour);
+        if (!strstr(seen, colour))
+            strcat(seen, colour);
+    }
+    return count;
+}
+
+TEST(groups_have_colours_of_their_own_and_experts_are_told) {
+    loom_parallel_sizes sizes = loom_parallel_sizes_default(32);
+    (void)state;
+    sizes.tensor = 2;
+    sizes.expert = 4;
+    sizes.expert_tensor = 1;
+    char *svg = picture_of(&sizes, -1, false), *html = picture_of(&sizes, -1, true);
+    assert_int_equal(colours_of(svg, "tp"), 16);
+    assert_int_equal(colours_of(svg, "ep"), 8);
+    assert_non_null(strstr(svg, ">32 ranks = tp 2 × cp 1 × dp 16 × pp 1, experts etp 1 × ep 4 × edp 8<"));
+    assert_non_null(strstr(html, "pipeline 1, experts etp 1"));
+    free(svg);
+    free(html);
+}
+
 TEST(a_picture_of_too_many_ranks_or_of_none_is_refused) {
     loom_parallel_sizes sizes = loom_parallel_sizes_default(4097);
     loom_layout layout;
@@ -445,31 +532,126 @@ TEST(noise_grows_out_of_noise_and_a_fault_does_not) {
     for (int64_t i = 0; i < STEPS; i++)
         a[i] = b[i] = (loom_step_report){.step = i + 1, .loss = 4 - 0.01 * (double)i};
     loom_run_record x = run_of("x", a, STEPS), y = run_of("y", b + 2, STEPS - 2);
-    assert_int_equal(loom_runs_compare(&x, &y, &d), LOOM_OK);
+    assert_int_equal(loom_runs_compare(&x, &y, NULL, 0, &d), LOOM_OK);
     assert_true(d.first == 3 && d.last == STEPS && d.common == STEPS - 2 && d.equal == d.common);
     assert_true(d.beyond == 0 && d.largest == 0 && d.largest_step == 3);
 
     /* Doubling each step from one unit roundoff: an unstable training, but nothing that was not there. */
     for (int64_t i = 0; i < STEPS; i++)
         b[i].loss = a[i].loss * (1 + ldexp(1, (int)(i < 20 ? i : 20) - 24));
-    assert_int_equal(loom_runs_compare(&x, &y, &d), LOOM_OK);
+    assert_int_equal(loom_runs_compare(&x, &y, NULL, 0, &d), LOOM_OK);
     assert_int_equal(d.beyond, 0);
     assert_true(d.largest > 0.05);
 
     /* A thousandth that is there at once. */
     for (int64_t i = 0; i < STEPS; i++)
         b[i].loss = a[i].loss * (1 + (i < 10 ? ldexp(1, -24) : 1e-3));
-    assert_int_equal(loom_runs_compare(&x, &y, &d), LOOM_OK);
+    assert_int_equal(loom_runs_compare(&x, &y, NULL, 0, &d), LOOM_OK);
     assert_int_equal(d.beyond, 11);
     assert_true(d.at > 9e-4 && d.allowed < 1e-5);
 
     b[5].loss = NAN;
-    assert_int_equal(loom_runs_compare(&x, &y, &d), LOOM_OK);
+    assert_int_equal(loom_runs_compare(&x, &y, NULL, 0, &d), LOOM_OK);
     assert_int_equal(d.beyond, 6);
 
     loom_run_record none = run_of("none", b, 1);
-    assert_int_equal(loom_runs_compare(&y, &none, &d), LOOM_ERR_ARGUMENT);
+    assert_int_equal(loom_runs_compare(&y, &none, NULL, 0, &d), LOOM_ERR_ARGUMENT);
     assert_non_null(strstr(loom_error_message(), "no step in common"));
+}
+
+/* The losses of a run and of one that is `apart` from it, by step; norms that are measured 3 times as far apart. */
+static void fill(loom_step_report *a, loom_step_report *b, int64_t count, const double *apart) {
+    for (int64_t i = 0; i < count; i++) {
+        a[i] = b[i] = (loom_step_report){.step = i + 1, .loss = 4 - 0.01 * (double)i, .grad_norm = 1};
+        b[i].loss = a[i].loss * (1 + apart[i] * ldexp(1, -24));
+        b[i].grad_norm = 1 + 3 * apart[i] * ldexp(1, -24);
+    }
+}
+
+/* As it was measured at a rate that is too high: two losses come near each other while the weights do not. */
+TEST(losses_that_cross_hide_nothing_that_the_norms_show) {
+    static const double apart[] = {0, 1, 20, 60, 100, 4, 2, 1700};
+    enum { STEPS = sizeof apart / sizeof *apart };
+    loom_step_report a[STEPS], b[STEPS];
+    loom_run_difference d;
+    (void)state;
+    fill(a, b, STEPS, apart);
+    loom_run_record x = run_of("x", a, STEPS), y = run_of("y", b, STEPS);
+    assert_int_equal(loom_runs_compare(&x, &y, NULL, 0, &d), LOOM_OK);
+    assert_int_equal(d.beyond, 0); /* 1700 < 8 * 300 */
+    for (int64_t i = 0; i < STEPS; i++)
+        b[i].grad_norm = NAN;
+    assert_int_equal(loom_runs_compare(&x, &y, NULL, 0, &d), LOOM_OK);
+    assert_int_equal(d.beyond, 8); /* 1700 > 8 * 100 */
+}
+
+/* Equal weights have equal gradients: where a sum of one misses a rank, the loss knows of it a step later, in small. */
+TEST(a_first_gradient_that_is_wrong_is_beyond_noise_at_once) {
+    static const double apart[] = {0, 1, 2, 3};
+    loom_step_report a[4], b[4];
+    loom_run_difference d;
+    (void)state;
+    fill(a, b, 4, apart);
+    b[0].grad_norm = 1 + 4e-5;
+    loom_run_record x = run_of("x", a, 4), y = run_of("y", b, 4);
+    assert_int_equal(loom_runs_compare(&x, &y, NULL, 0, &d), LOOM_OK);
+    assert_true(d.beyond == 1 && d.of_norm && d.at > 3.9e-5 && d.allowed < 2e-5);
+    /* A run that was resumed has other weights than the one from the beginning, by rounding. */
+    x.reports = a + 1;
+    x.count = 3;
+    b[1].grad_norm = 1 + 4e-5;
+    assert_int_equal(loom_runs_compare(&x, &y, NULL, 0, &d), LOOM_OK);
+    assert_int_equal(d.beyond, 0);
+}
+
+TEST(a_fault_that_grows_slowly_is_beyond_the_noise_that_was_measured) {
+    static const double slow[] = {0, 1, 4, 10, 30, 60, 90, 95}, rounding[] = {0, 0.5, 1, 1, 0.2, 1, 2, 1};
+    enum { STEPS = sizeof slow / sizeof *slow };
+    loom_step_report a[STEPS], b[STEPS], c[STEPS];
+    loom_run_difference d;
+    (void)state;
+    fill(a, c, STEPS, rounding);
+    fill(a, b, STEPS, slow);
+    loom_run_record x = run_of("x", a, STEPS), y = run_of("y", b, STEPS), z = run_of("z", c, STEPS);
+    const loom_run_record *noise[] = {&z};
+    assert_int_equal(loom_runs_compare(&x, &y, NULL, 0, &d), LOOM_OK);
+    assert_int_equal(d.beyond, 0);
+    assert_int_equal(loom_runs_compare(&x, &y, noise, 1, &d), LOOM_OK);
+    assert_true(d.beyond == 5 && !d.of_norm && d.judged == STEPS); /* 30 > 16 */
+    assert_true(fabs(d.allowed - 16 * ldexp(1, -24)) < ldexp(1, -28));
+    assert_int_equal(loom_runs_compare(&x, &z, noise, 1, &d), LOOM_OK);
+    assert_int_equal(d.beyond, 0);
+
+    /* Beyond the last step of the measure nobody judges, nor before its first. */
+    z.count = 4;
+    assert_int_equal(loom_runs_compare(&x, &y, noise, 1, &d), LOOM_OK);
+    assert_true(d.beyond == 0 && d.judged == 4 && d.last == STEPS);
+    z.reports = c + 6;
+    z.count = 1;
+    assert_int_equal(loom_runs_compare(&x, &y, noise, 1, &d), LOOM_OK);
+    assert_true(d.beyond == 7 && d.judged == 7);
+    y.count = 3;
+    assert_int_equal(loom_runs_compare(&x, &y, noise, 1, &d), LOOM_ERR_ARGUMENT);
+    assert_non_null(strstr(loom_error_message(), "of which no run that measures rounding has one"));
+    z.count = 0;
+    assert_int_equal(loom_runs_compare(&x, &y, noise, 1, &d), LOOM_ERR_ARGUMENT);
+    assert_non_null(strstr(loom_error_message(), "x and z have no step in common"));
+}
+
+/* An unstable training may grow faster than any bound that is fixed. */
+TEST(what_a_measured_run_does_another_may_do) {
+    static const double wild[] = {0, 1, 5, 20, 4000, 90000}, measured[] = {0, 0.5, 2, 5, 300, 7000};
+    loom_step_report a[6], b[6], c[6];
+    loom_run_difference d;
+    (void)state;
+    fill(a, c, 6, measured);
+    fill(a, b, 6, wild);
+    loom_run_record x = run_of("x", a, 6), y = run_of("y", b, 6), z = run_of("z", c, 6);
+    const loom_run_record *noise[] = {&z};
+    assert_int_equal(loom_runs_compare(&x, &y, NULL, 0, &d), LOOM_OK);
+    assert_int_equal(d.beyond, 5);
+    assert_int_equal(loom_runs_compare(&x, &y, noise, 1, &d), LOOM_OK);
+    assert_int_equal(d.beyond, 0);
 }
 
 typedef struct seen {
@@ -509,11 +691,18 @@ int main(void) {
         cmocka_unit_test(a_page_asks_for_nothing_from_elsewhere),
         cmocka_unit_test(a_run_of_one_step_and_one_without_any_have_a_page),
         cmocka_unit_test(what_a_reader_must_know_stands_above_the_curves),
+        cmocka_unit_test(the_factors_of_a_layout_are_all_named),
+        cmocka_unit_test(numbers_of_any_size_stay_short_and_the_last_one_is_exact),
         cmocka_unit_test(of_a_million_steps_each_extreme_is_in_the_curve),
         cmocka_unit_test(a_panel_for_each_kind_of_group_holds_every_rank_once),
         cmocka_unit_test(a_rank_is_picked_out_with_the_members_of_its_groups),
+        cmocka_unit_test(groups_have_colours_of_their_own_and_experts_are_told),
         cmocka_unit_test(a_picture_of_too_many_ranks_or_of_none_is_refused),
         cmocka_unit_test(noise_grows_out_of_noise_and_a_fault_does_not),
+        cmocka_unit_test(losses_that_cross_hide_nothing_that_the_norms_show),
+        cmocka_unit_test(a_first_gradient_that_is_wrong_is_beyond_noise_at_once),
+        cmocka_unit_test(a_fault_that_grows_slowly_is_beyond_the_noise_that_was_measured),
+        cmocka_unit_test(what_a_measured_run_does_another_may_do),
         cmocka_unit_test(configurations_are_compared_field_by_field),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

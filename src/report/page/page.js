@@ -27,9 +27,9 @@
     if (unit === "bytes") return bytes(value);
     const size = Math.abs(value);
     if (size === 0) return "0";
-    if (size >= 1e9) return (value / 1e9).toPrecision(3) + "G";
-    if (size >= 1e6) return (value / 1e6).toPrecision(3) + "M";
-    if (size >= 1e4) return (value / 1e3).toPrecision(3) + "k";
+    if (size >= 999.5e12) return value.toExponential(2).replace(/\.?0+e\+/, "e");
+    for (const unit of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
+      if (size >= Math.max(1e4, 0.9995 * unit[0])) return Number((value / unit[0]).toPrecision(3)) + unit[1];
     if (size < 1e-3) return value.toExponential(2).replace(/\.?0+e/, "e");
     return String(Number(value.toPrecision(5)));
   }
@@ -82,7 +82,7 @@
     let low = Infinity, high = -Infinity, first = Infinity, last = -Infinity;
     for (const curve of spec.curves) {
       first = Math.min(first, curve.x[0]);
-      last = Math.max(last, curve.x[curve.x.length - 1]);
+      last = Math.max(last, curve.last[0]);
       for (const list of [curve.mean, curve.low, curve.high])
         for (const value of list || [])
           if (value !== null && (!log || value > 0)) {
@@ -90,7 +90,7 @@
             high = Math.max(high, value);
           }
     }
-    if (low > high) { low = log ? 0.1 : 0; high = 1; }
+    if (low > high) { low = 0; high = 1; }
     if (log) { low = Math.log10(low); high = Math.log10(high); }
     if (spec.zero && !log) low = Math.min(low, 0);
     const room = high > low ? (high - low) * 0.05 : Math.abs(high) * 0.05 || 0.5;
@@ -120,7 +120,7 @@
     const steps = e.last > e.first ? ticks(e.first, e.last, Math.max(2, width / 110)) : [e.first];
     for (const step of steps.filter(Number.isInteger))
       shape(svg, "text", { x: chart.x(step), y: height - 6, "text-anchor": chart.x(step) > right - 16 ? "end" : "middle" }, number(step));
-    for (const mark of spec.marks || [])
+    for (const mark of (spec.marks || []).filter(function (mark) { return mark.x >= e.first && mark.x <= e.last; }))
       shape(shape(svg, "path", { d: "M" + chart.x(mark.x) + " " + top + "V" + bottom, stroke: mark.bad ? "var(--bad)" : "var(--soft)",
         "stroke-dasharray": mark.bad ? "none" : "3 3", "class": "mark" }), "title", {}, mark.text);
     spec.curves.forEach(function (curve) {
@@ -150,22 +150,41 @@
     read(chart, chart.shown);
   }
 
+  /* Whether a logarithmic scale has anything to show. */
+  function hasPositive(spec) {
+    return spec.curves.some(function (curve) { return curve.mean.some(function (value) { return value > 0; }); });
+  }
+
+  function longestOf(spec) {
+    return spec.curves.reduce(function (a, b) { return b.x.length > a.x.length ? b : a; });
+  }
+
+  /* The curve's place for a step of the chart: of curves that have fewer steps the nearest one, and beyond their ends
+   * none. */
+  function placeOf(curve, step, longest) {
+    const i = nearest(curve.x, step), x = longest.x, apart = x.length > 1 ? (x[x.length - 1] - x[0]) / (x.length - 1) : 0;
+    const outside = step < curve.x[0] - apart || step > curve.last[0] + apart;
+    return { i: i, inside: !outside, exact: Math.abs(curve.x[i] - step) <= apart / 2 };
+  }
+
   /* The values at a step, or without one the last ones. */
   function read(chart, step) {
-    const spec = chart.spec, end = step === undefined;
+    const spec = chart.spec, end = step === undefined, longest = longestOf(spec);
+    const latest = Math.max.apply(null, spec.curves.map(function (curve) { return curve.last[0]; }));
+    const here = end ? latest : longest.x[nearest(longest.x, step)];
     chart.shown = step;
     chart.over.replaceChildren();
     chart.out.replaceChildren();
-    const longest = spec.curves.reduce(function (a, b) { return b.x.length > a.x.length ? b : a; });
-    const here = end ? longest.x[longest.x.length - 1] : longest.x[nearest(longest.x, step)];
     element(chart.out, "span", (end ? "last, step " : "step ") + here);
     if (!end) shape(chart.over, "path", { d: "M" + chart.x(here) + " 10V186", stroke: "var(--soft)" });
     for (const curve of spec.curves) {
-      const i = nearest(curve.x, here), value = curve.mean[i], span = element(chart.out, "span");
+      const at = placeOf(curve, here, longest), i = at.i, span = element(chart.out, "span");
+      const value = end ? curve.last[1] : at.inside ? curve.mean[i] : null;
       element(span, "i", "", "key").style.background = "var(--c" + curve.colour + ")";
       element(span, "span", curve.name + " ");
       element(span, "b", number(value, spec.unit));
-      if (curve.low && value !== null && curve.low[i] !== curve.high[i])
+      if (end ? curve.last[0] !== here : value !== null && !at.exact) element(span, "span", " at " + (end ? curve.last[0] : curve.x[i]));
+      if (!end && curve.low && value !== null && curve.low[i] !== curve.high[i])
         element(span, "span", " (" + number(curve.low[i], spec.unit) + " – " + number(curve.high[i], spec.unit) + ")");
       if (!end && value !== null && (!chart.log || value > 0))
         shape(chart.over, "circle", { cx: chart.x(curve.x[i]), cy: chart.y(value), r: 4, fill: "var(--c" + curve.colour + ")", stroke: "var(--card)" });
@@ -179,9 +198,9 @@
   function addChart(parent, spec) {
     const box = element(parent, "section", undefined, "chart"), head = element(box, "header");
     element(head, "h3", spec.title);
-    const chart = { spec: spec, log: Boolean(spec.log) };
+    const chart = { spec: spec, log: Boolean(spec.log) && hasPositive(spec) };
     const positive = spec.curves.every(function (curve) { return curve.mean.every(function (value) { return value === null || value > 0; }); });
-    if (positive || spec.log) {
+    if (hasPositive(spec) && (positive || spec.log)) {
       const button = element(head, "button", "log");
       button.type = "button";
       button.setAttribute("aria-label", "logarithmic scale of " + spec.title);
@@ -195,16 +214,19 @@
     chart.out = element(box, "div", undefined, "read");
     chart.svg = shape(box, "svg", { role: "img", tabindex: 0, "aria-label": spec.title + " over the steps; arrow keys move" });
     charts.push(chart);
-    chart.svg.addEventListener("pointermove", function (event) {
+    const follow = function (event) {
       const box = chart.svg.getBoundingClientRect();
       readAll(chart.step(event.clientX - box.left));
-    });
-    chart.svg.addEventListener("pointerleave", function () { readAll(undefined); });
+    };
+    chart.svg.addEventListener("pointermove", follow);
+    chart.svg.addEventListener("pointerdown", follow);
+    /* What a finger has touched stays when it is lifted: it is in the way of reading until then. */
+    chart.svg.addEventListener("pointerleave", function (event) { if (event.pointerType !== "touch") readAll(undefined); });
     chart.svg.addEventListener("keydown", function (event) {
-      const x = spec.curves[0].x, by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!by) return;
-      const at = chart.shown === undefined ? x.length - 1 : nearest(x, chart.shown);
-      readAll(x[Math.max(0, Math.min(x.length - 1, at + by))]);
+      const x = longestOf(spec).x, end = x.length - 1, at = chart.shown === undefined ? end : nearest(x, chart.shown);
+      const to = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at - Math.ceil(end / 10), PageDown: at + Math.ceil(end / 10), Home: 0, End: end }[event.key];
+      if (to === undefined) return;
+      readAll(x[Math.max(0, Math.min(end, to))]);
       event.preventDefault();
     });
     chart.svg.addEventListener("blur", function () { readAll(undefined); });
@@ -253,6 +275,9 @@
     for (const spec of data.charts) addChart(grid, spec);
     charts.forEach(draw); /* the width of one is known when all are there */
     let wide = main.clientWidth;
+    document.addEventListener("pointerdown", function (event) {
+      if (event.pointerType === "touch" && !event.target.closest(".chart svg")) readAll(undefined);
+    });
     window.addEventListener("resize", function () {
       if (main.clientWidth !== wide) charts.forEach(draw);
       wide = main.clientWidth;
@@ -292,7 +317,7 @@
         mark.title = "plan " + bytes(sum(rank.planned));
         text += " of " + bytes(sum(rank.planned)) + " planned";
       }
-      element(grid, "span", text);
+      element(grid, "span", text, "held");
     }
   }
 
@@ -307,6 +332,11 @@
   function addRankMap() {
     const map = document.querySelector("svg.rank-map");
     if (!map) return;
+    if (!map.querySelector(".rm-cell")) {
+      map.remove();
+      heading("Ranks", "Every rank is alone in its groups.");
+      return;
+    }
     heading("Ranks", "Each panel is one kind of group; ranks of one colour are in one group. Pick a rank to see all its groups.");
     const form = element(main, "div", undefined, "pick"), label = element(form, "label", "Rank "), input = element(label, "input");
     input.type = "number";
