@@ -5,11 +5,10 @@
  *     mpirun -n N bench_ring …
  *
  * `computing` is the time inside of the blocks of queries and keys, `transfers` how long those of keys, and of their
- * gradients, were open; `waited` is what the blocks leave of the time from the first one's begin to the last one's end.
- * `alone` is what the same transfers take when nothing is computed meanwhile, and `hidden` the share of it that was not
- * waited for. Waiting for a message is also waiting for a rank that another program has displaced, so the figures are
- * of the round that took the least time, and `alone` is the least of all rounds; in each round the rank that waits the
- * longest counts. */
+ * gradients, were open, and `exposed` how long of that no block was computed. `alone` is what the same transfers take
+ * when nothing is computed meanwhile, and `hidden` the share of it that was not exposed. Waiting for a message is also
+ * waiting for a rank that another program has displaced, so the figures are of the round that took the least time, and
+ * `alone` is the least of all rounds; in each round the rank with the most of it exposed counts. */
 #include "parallel/context.h"
 #include "runtime/rank.h"
 #include "runtime/spans.h"
@@ -19,7 +18,7 @@
 
 enum { MOST_ROUNDS = 400, MOST_RANKS = 64, MOST_SPANS = 4 * MOST_RANKS, D = 64, HALVES = 2 };
 
-enum { COMPUTING, TRANSFERS, WAITED, ALONE, FIGURES };
+enum { COMPUTING, TRANSFERS, EXPOSED, ALONE, FIGURES };
 
 typedef struct bench {
     int64_t rounds, sequence, heads, groups;
@@ -35,19 +34,32 @@ static void fill(loom_tensor *x) {
     }
 }
 
+/* Milliseconds of the span in which no block was computed. */
+static double exposed(const loom__spans *spans, const loom__span *transfer) {
+    uint64_t under = 0;
+    for (int64_t i = 0; i < spans->count; i++) {
+        const loom__span *at = &spans->spans[i];
+        uint64_t begin = at->start > transfer->start ? at->start : transfer->start;
+        uint64_t end = at->end < transfer->end ? at->end : transfer->end;
+        under += at->kind == LOOM_SPAN_ATTENTION && end > begin ? end - begin : 0;
+    }
+    return (double)(transfer->end - transfer->start - under) * 1e-6;
+}
+
 /* What the spans of one direction say, in milliseconds. */
 static void read_spans(const loom__spans *spans, double *figures, double *bytes) {
-    uint64_t first = 0, last = 0;
-    figures[COMPUTING] = figures[TRANSFERS] = *bytes = 0;
+    figures[COMPUTING] = figures[TRANSFERS] = figures[EXPOSED] = *bytes = 0;
     for (int64_t i = 0; i < spans->count; i++) {
         const loom__span *at = &spans->spans[i];
         double ms = (double)(at->end - at->start) * 1e-6;
-        figures[at->kind == LOOM_SPAN_ATTENTION ? COMPUTING : TRANSFERS] += ms;
         *bytes += (double)at->bytes;
-        first = first == 0 || at->start < first ? at->start : first;
-        last = at->end > last ? at->end : last;
+        if (at->kind == LOOM_SPAN_ATTENTION) {
+            figures[COMPUTING] += ms;
+        } else {
+            figures[TRANSFERS] += ms;
+            figures[EXPOSED] += exposed(spans, at);
+        }
     }
-    figures[WAITED] = (double)(last - first) * 1e-6 - figures[COMPUTING];
 }
 
 /* The same messages with nothing under them. */
@@ -114,18 +126,18 @@ static loom_status go(loom_rank *rank, const bench *b, double figures[HALVES][FI
 static void print(const bench *b, int ranks) {
     printf("%d ranks, sequence %lld, %lld heads of %d in %lld groups, %lld rounds; ms\n", ranks, (long long)b->sequence,
         (long long)b->heads, D, (long long)b->groups, (long long)b->rounds);
-    printf("%-9s %8s %10s %10s %10s %10s %8s\n", "", "MB sent", "computing", "transfers", "waited", "alone", "hidden");
+    printf("%-9s %8s %10s %10s %10s %10s %8s\n", "", "MB sent", "computing", "transfers", "exposed", "alone", "hidden");
     for (int half = 0; half < HALVES; half++) {
         const double(*ms)[MOST_ROUNDS] = b->ms[half];
         int64_t quiet = 0, alone = 0;
         for (int64_t round = 1; round < b->rounds; round++) {
-            if (ms[COMPUTING][round] + ms[WAITED][round] < ms[COMPUTING][quiet] + ms[WAITED][quiet])
+            if (ms[COMPUTING][round] + ms[EXPOSED][round] < ms[COMPUTING][quiet] + ms[EXPOSED][quiet])
                 quiet = round;
             alone = ms[ALONE][round] < ms[ALONE][alone] ? round : alone;
         }
         printf("%-9s %8.2f %10.2f %10.2f %10.2f %10.2f %8.2f\n", half == 0 ? "forward" : "backward",
-            b->bytes[half] * 1e-6, ms[COMPUTING][quiet], ms[TRANSFERS][quiet], ms[WAITED][quiet], ms[ALONE][alone],
-            1 - ms[WAITED][quiet] / ms[ALONE][alone]);
+            b->bytes[half] * 1e-6, ms[COMPUTING][quiet], ms[TRANSFERS][quiet], ms[EXPOSED][quiet], ms[ALONE][alone],
+            1 - ms[EXPOSED][quiet] / ms[ALONE][alone]);
     }
 }
 
@@ -144,7 +156,7 @@ static loom_status measure(loom_rank *rank, void *argument) {
         for (int half = 0; round >= 0 && half < HALVES; half++) {
             int longest = 0;
             for (int r = 1; r < loom_rank_count(rank); r++)
-                longest = all[r][half][WAITED] > all[longest][half][WAITED] ? r : longest;
+                longest = all[r][half][EXPOSED] > all[longest][half][EXPOSED] ? r : longest;
             for (int figure = 0; figure < FIGURES; figure++)
                 b->ms[half][figure][round] = all[longest][half][figure];
         }

@@ -287,7 +287,7 @@ const loom__field loom__fields[] = {
         DOC("balance without a loss: experts with few tokens gain in the choice; sigmoid alone")),
     EXPAND(BOOL, MOE(moe_router_force_load_balancing), "false", DOC("random routing, for timing")),
     EXPAND(BOOL, MOE(moe_pad_expert_input_to_capacity), "false", DOC("equal work for all experts")),
-    EXPAND(BOOL, MOE(moe_grouped_gemm), "false", DOC("true and false are the same: rows of an expert are one product")),
+    EXPAND(BOOL, MOE(moe_grouped_gemm), "false", DOC("true and false are the same: all experts' products go at once")),
     EXPAND(BOOL, MOE(moe_shared_expert_overlap), "false", NONE_YET(experts), DOC("shared expert beside dispatch")),
     EXPAND(BOOL, MOE(moe_permute_fusion), "false", DOC("true and false are the same: rows are moved once")),
     EXPAND(BOOL, MOE(moe_apply_probs_on_input), "false", DOC("weights before the expert, of moe_router_topk 1 alone")),
