@@ -62,6 +62,21 @@ static void print_finding(const loom_cli_layout_finding *found, int64_t steps) {
         printf("%" PRId64 " of the quantities are no finite numbers on one rank\n", found->overflowed);
 }
 
+/* What is of a rank's own tokens by definition is another computation where they are others. */
+static loom_status check_comparable(const loom_run_config *config) {
+    const loom_megatron_strategy_config *s = &config->strategy;
+    const char *field = loom_cli_routes_by_rank(config);
+    if (!field || s->tensor_model_parallel_size * s->context_parallel_size == 1)
+        return LOOM_OK;
+    return loom_fail(LOOM_ERR_UNSUPPORTED,
+        "check-layout of %s with strategy.tensor_model_parallel_size %" PRId64 " x context_parallel_size %" PRId64
+        " is not supported: %s go by the tokens that a rank has, so one rank routes otherwise; without them the rest "
+        "can "
+        "be checked",
+        field, s->tensor_model_parallel_size, s->context_parallel_size,
+        strcmp(field, "model.moe_expert_capacity_factor") == 0 ? "capacities" : "choices of sinkhorn");
+}
+
 /* *told: the error has been, by the run. */
 static loom_status check(loom_run_config *config, int64_t steps, bool *told, bool *beyond) {
     loom_tokenizer *tokenizer = NULL;
@@ -71,6 +86,7 @@ static loom_status check(loom_run_config *config, int64_t steps, bool *told, boo
     if (mpi)
         config->ranks = world;
     LOOM_TRY(loom_run_config_check(config, config->ranks));
+    LOOM_TRY(check_comparable(config));
     LOOM_TRY(loom_cli_complete_model(config));
     LOOM_TRY(loom_cli_open_tokenizer(config, &tokenizer));
     loom_cli_layout_check given = {

@@ -86,6 +86,10 @@ int loom_cli_run(const loom_run_config *config, loom_rank_function function, voi
  * names the file, the byte and, under a launcher, the rank. */
 void loom_cli_name_shortened_files(void);
 
+/* The field that lets a rank route by its own tokens alone (a capacity, or sinkhorn), so that ranks which share tokens
+ * out over tensor and context route otherwise than one rank does; NULL = none. Without an architecture: NULL. */
+const char *loom_cli_routes_by_rank(const loom_run_config *config);
+
 /* Makes the directory and those above it, where they are not there yet. */
 loom_status loom_cli_make_directories(const char *path);
 

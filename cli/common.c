@@ -83,6 +83,18 @@ loom_status loom_cli_complete_model(loom_run_config *config) {
     return LOOM_OK;
 }
 
+const char *loom_cli_routes_by_rank(const loom_run_config *config) {
+    const loom_moe_config *moe = &config->model.config.moe;
+    if (moe->num_moe_experts == 0)
+        return NULL;
+    if (moe->moe_expert_capacity_factor > 0)
+        return "model.moe_expert_capacity_factor";
+    for (int i = 0; i < LOOM_MOE_BALANCES && moe->moe_router_load_balancing_type[i]; i++)
+        if (strcmp(moe->moe_router_load_balancing_type[i], "sinkhorn") == 0)
+            return "model.moe_router_load_balancing_type";
+    return NULL;
+}
+
 int loom_cli_exit_status(loom_status status) {
     switch (status) {
     case LOOM_OK:

@@ -136,10 +136,19 @@ static loom_status print_field(void *context, const char *field, const char *a, 
     return LOOM_OK;
 }
 
+static int64_t token_ranks(const loom_run_record *run) {
+    const loom_megatron_strategy_config *s = &run->config->strategy;
+    return s->tensor_model_parallel_size * s->context_parallel_size;
+}
+
 /* The first common step that the two do at another rate, or behind another number of samples: fields of the layout
- * decide that as well where a run file leaves it to them. "" where there is none. */
+ * decide that as well where a run file leaves it to them; or what routes by the tokens of a rank. "" where there is
+ * none. */
 static void other_step(const loom_run_record *a, const loom_run_record *b, char what[OTHER_BYTES]) {
     *what = '\0';
+    if (a->config && b->config && loom_cli_routes_by_rank(a->config) && token_ranks(a) != token_ranks(b))
+        snprintf(what, OTHER_BYTES, "%s goes by the tokens of a rank, which %" PRId64 " and %" PRId64 " share",
+            loom_cli_routes_by_rank(a->config), token_ranks(a), token_ranks(b));
     for (int64_t i = 0, j = 0; i < a->count && j < b->count && !*what;) {
         const loom_step_report *x = &a->reports[i], *y = &b->reports[j];
         i += x->step <= y->step;

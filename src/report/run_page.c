@@ -122,7 +122,10 @@ static void add_speed(const loom_run_record *run, json_t *facts) {
     }
     if (isfinite(rate))
         add_fact(facts, "Throughput", scaled(rate, " tokens/s"), loom__html_format("median of the steps"));
-    if (isfinite(share))
+    if (share > 1)
+        add_fact(facts, "Of the measured peak", loom__html_format("over 100 %%"),
+            loom__html_format("others used the machine when it was measured"));
+    else if (isfinite(share))
         add_fact(facts, "Of the measured peak", loom__html_format("%.0f %%", 100 * share),
             isfinite(run->facts.gemm_rate) ? scaled(run->facts.gemm_rate, " FLOP/s in products")
                                            : loom__html_format("median of the steps"));

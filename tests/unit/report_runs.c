@@ -358,6 +358,7 @@ TEST(numbers_of_any_size_stay_short_and_the_last_one_is_exact) {
         reports[i] = (loom_step_report){.step = i + 1,
             .loss = i == 0 ? 1e30 : (double)i,
             .tokens_per_second = 1.2e6,
+            .gemm_share = 2.6, /* of a peak that was measured beside others */
             .seconds = 1,
             .grad_norm = NAN,
             .validation_loss = NAN};
@@ -366,6 +367,7 @@ TEST(numbers_of_any_size_stay_short_and_the_last_one_is_exact) {
     json_t *data = data_of(page);
     assert_string_equal(fact_of(data, "Throughput", 1), "1.2M tokens/s");
     assert_string_equal(fact_of(data, "Tokens", 1), "1.2G");
+    assert_string_equal(fact_of(data, "Of the measured peak", 1), "over 100 %");
     assert_string_equal(fact_of(data, "Loss", 1), "999.0000");
     assert_string_equal(fact_of(data, "Loss", 2), "1e+30 at step 1");
     const json_t *last = curve_of(data, "Loss", 0, "last"); /* of ten stretches the last has the mean 949.5 */
