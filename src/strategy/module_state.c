@@ -1,8 +1,8 @@
 /* A module's parameters, and its module buffers, from a dict in memory, as torch.save keeps one: this rank's own
  * tensors by their names. First all of the dict is matched; only then anything is changed, so that an error leaves the
  * module as it was. */
-#include "strategy/state.h"
 #include "model/gpt.h"
+#include "strategy/state.h"
 #include <stdlib.h>
 
 /* What a parameter gets; NULL: nothing. */
