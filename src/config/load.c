@@ -508,7 +508,8 @@ static bool is_inherited(const char *path) {
     static const char *const names[] = {"model.seq_length", "model.hidden_dropout", "model.attention_dropout",
         "model.make_vocab_size_divisible_by", "model.padded_vocab_in_softmax", "model.use_scaled_init",
         "model.moe_router_num_groups", "model.moe_router_group_topk", "model.moe_router_score_function",
-        "model.moe_router_topk_scaling_factor"};
+        "model.moe_router_topk_scaling_factor", "model.moe_router_enable_expert_bias", "model.moe_router_dtype",
+        "model.moe_apply_probs_on_input"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(names[i], path) == 0)
             return true;
