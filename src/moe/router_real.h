@@ -110,8 +110,8 @@ static void weigh(const loom__router *r, const REAL *logits, const uint8_t *chos
         score[e] = chosen[e] ? (REAL)((double)score[e] / *sum) : 0;
 }
 
-/* Balanced scores: rows and columns of exp(logits) are scaled in turn until the columns stand still. Per token only
- * the factor of its row would change the order of nothing, so the key is logit + log(factor of the column). */
+/* Balanced scores: rows and columns of exp(logits) are scaled in turn until the columns stand still. The factor of a
+ * row changes no order among the experts of a token, so the key is exp(logit) times the factor of the column. */
 static loom_status sinkhorn_columns(const loom__router *r, int64_t tokens, const REAL *logits, double **columns) {
     double *column = calloc((size_t)r->experts * 2, sizeof(double));
     if (!column)
