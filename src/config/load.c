@@ -398,11 +398,6 @@ static bool is_given(const loader *load, const char *path) {
     return load->origins[loom__field_find(path)].given;
 }
 
-/* Mixtral is a Llama with experts. */
-static const char *defaults_of(const char *architecture) {
-    return architecture && strcmp(architecture, "mixtral") == 0 ? "llama" : architecture;
-}
-
 static void finish_fields(loader *load) {
     loom_run_config *config = &load->owner->config;
     char place[320];
@@ -410,7 +405,7 @@ static void finish_fields(loader *load) {
         const loom__field *field = &loom__fields[i];
         const origin *from = &load->origins[i];
         if (!from->given && field->by_architecture[0])
-            loom__field_set_default(field, defaults_of(config->model.config.architecture), config);
+            loom__field_set_default(field, config->model.config.architecture, config);
         if (!from->given)
             continue;
         if (load->plan && strcmp(field->path, "ranks") == 0 && loom__many_ranks(config->ranks))
