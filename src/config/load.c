@@ -73,10 +73,28 @@ static void describe(const loom__yaml_node *node, char *text, size_t bytes) {
     }
 }
 
+/* The same, and of a list its entries where they are few: which of them is wrong is what one looks for. */
+static void describe_entries(const loader *load, const loom__yaml_node *node, char *text, size_t bytes) {
+    char entry[96];
+    size_t used = 1;
+    describe(node, text, bytes);
+    if (node->kind != LOOM__YAML_SEQUENCE || node->count == 0)
+        return;
+    char list[160] = "[";
+    for (int64_t i = 0; i < node->count; i++) {
+        describe(loom__yaml_at(load->yaml, node->items[i]), entry, sizeof entry);
+        int more = snprintf(list + used, sizeof list - used, "%s%s", i > 0 ? ", " : "", entry);
+        if ((size_t)more + 2 > sizeof list - used)
+            return;
+        used += (size_t)more;
+    }
+    snprintf(text, bytes, "%s]", list);
+}
+
 static void wrong_type(loader *load, const loom__field *field, const loom__yaml_node *node) {
-    char place[320], found[96], expected[512], hint[128] = "";
+    char place[320], found[192], expected[512], hint[128] = "";
     place_of(load, node, place, sizeof place);
-    describe(node, found, sizeof found);
+    describe_entries(load, node, found, sizeof found);
     loom__field_expected(field, expected, sizeof expected);
     if (field->choice_count && node->kind == LOOM__YAML_SCALAR) {
         loom__nearest nearest;
