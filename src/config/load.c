@@ -531,7 +531,8 @@ static bool is_inherited(const char *path) {
     static const char *const names[] = {"model.seq_length", "model.hidden_dropout", "model.attention_dropout",
         "model.make_vocab_size_divisible_by", "model.padded_vocab_in_softmax", "model.use_scaled_init",
         "model.moe_router_num_groups", "model.moe_router_group_topk", "model.moe_router_score_function",
-        "model.moe_router_topk_scaling_factor"};
+        "model.moe_router_topk_scaling_factor", "model.moe_router_enable_expert_bias", "model.moe_router_dtype",
+        "model.moe_router_load_balancing_type", "model.moe_apply_probs_on_input"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(names[i], path) == 0)
             return true;
@@ -553,9 +554,12 @@ static loom_status take_vocabulary(loader *load, int64_t stored) {
 static loom_status read_from(loader *load) {
     loom_run_config *config = &load->owner->config, *stored = NULL;
     LOOM_TRY(loom__config_read_context(config->model.from, NULL, 0, &stored));
+    /* Balance losses and their coefficients belong together: of several types there are as many. */
+    bool balanced = !is_given(load, "model.moe_router_load_balancing_type") && !is_given(load, "model.moe_aux_loss_coeff");
     for (int64_t i = 0; i < loom__field_count; i++) {
         const loom__field *field = &loom__fields[i];
-        bool taken = field->of_hf || (is_inherited(field->path) && !load->origins[i].given);
+        bool taken = field->of_hf || (is_inherited(field->path) && !load->origins[i].given) ||
+                     (balanced && strcmp(field->path, "model.moe_aux_loss_coeff") == 0);
         if (taken && strcmp(field->path, "model.vocab_size") != 0)
             loom__field_copy(field, stored, config);
         const char **text = taken && field->kind == LOOM__FIELD_STRING ? loom__field_at(field, config) : NULL;
