@@ -550,7 +550,8 @@ static loom_status read_from(loader *load) {
     loom_run_config *config = &load->owner->config, *stored = NULL;
     LOOM_TRY(loom__config_read_context(config->model.from, NULL, 0, &stored));
     /* Balance losses and their coefficients belong together: of several types there are as many. */
-    bool balanced = !is_given(load, "model.moe_router_load_balancing_type") && !is_given(load, "model.moe_aux_loss_coeff");
+    bool balanced =
+        !is_given(load, "model.moe_router_load_balancing_type") && !is_given(load, "model.moe_aux_loss_coeff");
     for (int64_t i = 0; i < loom__field_count; i++) {
         const loom__field *field = &loom__fields[i];
         bool taken = field->of_hf || (is_inherited(field->path) && !load->origins[i].given) ||
