@@ -95,6 +95,22 @@ const char *loom_cli_routes_by_rank(const loom_run_config *config) {
     return NULL;
 }
 
+const char *loom_cli_balances_by_step(const loom_run_config *config) {
+    const loom_moe_config *moe = &config->model.config.moe;
+    if (moe->num_moe_experts == 0)
+        return NULL;
+    for (int i = 0; i < LOOM_MOE_BALANCES && moe->moe_router_load_balancing_type[i]; i++)
+        if (strcmp(moe->moe_router_load_balancing_type[i], "global_aux_loss") == 0 && moe->moe_aux_loss_coeff[i] > 0)
+            return "global_aux_loss of model.moe_router_load_balancing_type";
+    return NULL;
+}
+
+int64_t loom_cli_data_parallel_size(const loom_run_config *config) {
+    const loom_megatron_strategy_config *s = &config->strategy;
+    return config->ranks /
+           (s->tensor_model_parallel_size * s->pipeline_model_parallel_size * s->context_parallel_size);
+}
+
 int loom_cli_exit_status(loom_status status) {
     switch (status) {
     case LOOM_OK:

@@ -73,10 +73,28 @@ static void describe(const loom__yaml_node *node, char *text, size_t bytes) {
     }
 }
 
+/* The same, and of a list its entries where they are few: which of them is wrong is what one looks for. */
+static void describe_entries(const loader *load, const loom__yaml_node *node, char *text, size_t bytes) {
+    char entry[96];
+    size_t used = 1;
+    describe(node, text, bytes);
+    if (node->kind != LOOM__YAML_SEQUENCE || node->count == 0)
+        return;
+    char list[160] = "[";
+    for (int64_t i = 0; i < node->count; i++) {
+        describe(loom__yaml_at(load->yaml, node->items[i]), entry, sizeof entry);
+        int more = snprintf(list + used, sizeof list - used, "%s%s", i > 0 ? ", " : "", entry);
+        if ((size_t)more + 2 > sizeof list - used)
+            return;
+        used += (size_t)more;
+    }
+    snprintf(text, bytes, "%s]", list);
+}
+
 static void wrong_type(loader *load, const loom__field *field, const loom__yaml_node *node) {
-    char place[320], found[96], expected[512], hint[128] = "";
+    char place[320], found[192], expected[512], hint[128] = "";
     place_of(load, node, place, sizeof place);
-    describe(node, found, sizeof found);
+    describe_entries(load, node, found, sizeof found);
     loom__field_expected(field, expected, sizeof expected);
     if (field->choice_count && node->kind == LOOM__YAML_SCALAR) {
         loom__nearest nearest;
@@ -509,7 +527,7 @@ static bool is_inherited(const char *path) {
         "model.make_vocab_size_divisible_by", "model.padded_vocab_in_softmax", "model.use_scaled_init",
         "model.moe_router_num_groups", "model.moe_router_group_topk", "model.moe_router_score_function",
         "model.moe_router_topk_scaling_factor", "model.moe_router_enable_expert_bias", "model.moe_router_dtype",
-        "model.moe_apply_probs_on_input"};
+        "model.moe_router_load_balancing_type", "model.moe_apply_probs_on_input"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(names[i], path) == 0)
             return true;
@@ -531,9 +549,13 @@ static loom_status take_vocabulary(loader *load, int64_t stored) {
 static loom_status read_from(loader *load) {
     loom_run_config *config = &load->owner->config, *stored = NULL;
     LOOM_TRY(loom__config_read_context(config->model.from, NULL, 0, &stored));
+    /* Balance losses and their coefficients belong together: of several types there are as many. */
+    bool balanced =
+        !is_given(load, "model.moe_router_load_balancing_type") && !is_given(load, "model.moe_aux_loss_coeff");
     for (int64_t i = 0; i < loom__field_count; i++) {
         const loom__field *field = &loom__fields[i];
-        bool taken = field->of_hf || (is_inherited(field->path) && !load->origins[i].given);
+        bool taken = field->of_hf || (is_inherited(field->path) && !load->origins[i].given) ||
+                     (balanced && strcmp(field->path, "model.moe_aux_loss_coeff") == 0);
         if (taken && strcmp(field->path, "model.vocab_size") != 0)
             loom__field_copy(field, stored, config);
         const char **text = taken && field->kind == LOOM__FIELD_STRING ? loom__field_at(field, config) : NULL;

@@ -90,5 +90,7 @@ loom_status loom__route64(const loom__router *r, int64_t tokens, const double *l
 
 int64_t loom__expert_capacity(int64_t choices, int64_t experts, double factor, int64_t minimum) {
     double capacity = ceil((double)choices / (double)experts * factor);
+    if (capacity >= 0x1p62) /* no integer holds what a huge factor gives; no expert has as many tokens */
+        return (int64_t)1 << 62;
     return capacity < (double)minimum ? minimum : (int64_t)capacity;
 }

@@ -52,7 +52,7 @@ loom_status loom__route_backward64(const loom__router *router, int64_t tokens, c
     const loom__routing *routing, const float *d_probs, double *d_logits);
 
 /* Tokens that an expert takes when `choices` = tokens * topk are spread: ceil(choices/experts * factor), at least
- * `minimum`. */
+ * `minimum`, at most 2^62. */
 int64_t loom__expert_capacity(int64_t choices, int64_t experts, double factor, int64_t minimum);
 
 /* ---- losses that keep the load even ---- */

@@ -5,6 +5,7 @@
 #include "spec/parameter.h"
 #include <inttypes.h>
 #include <megaloom/layout.h>
+#include <stdio.h>
 #include <string.h>
 
 static const char default_type[] = "p2p";
@@ -31,11 +32,15 @@ static void check_levels(loom__faults *faults, const int64_t *sizes, int64_t cp,
     for (int level = 0; level < LOOM_LAYOUT_HCP_LEVELS && sizes[level] > 0; level++)
         if (__builtin_mul_overflow(product, sizes[level], &product))
             product = INT64_MAX;
+    char found[80] = "null";
+    for (int level = 0, at = 0; level < 3 && sizes[level] > 0; level++)
+        at += snprintf(found + at, sizeof found - (size_t)at, "%s%" PRId64 "%s", level > 0 ? ", " : "[", sizes[level],
+            sizes[level + 1] <= 0 ? "]" : level == 2 ? ", …]" : "");
     if (used && (sizes[0] < 1 || sizes[1] < 1 || sizes[2] != 0 || product != cp))
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "cp_comm_type a2a+p2p needs hierarchical_context_parallel_sizes of two levels, [a2a, p2p], whose product "
-            "is context_parallel_size %" PRId64 ": found [%" PRId64 ", %" PRId64 "%s]",
-            cp, sizes[0], sizes[1], sizes[2] ? ", …" : "");
+            "is context_parallel_size %" PRId64 ": found %s",
+            cp, found);
     else if (sizes[0] > 0 && product != cp)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "hierarchical_context_parallel_sizes: found a product of %" PRId64

@@ -120,7 +120,7 @@ void loom__model_config_complete_experts(
     if (moe->moe_shared_expert_gate && shared == 0)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "moe_shared_expert_gate: found true without moe_shared_expert_intermediate_size, the width of the expert "
-            "that it weights");
+            "that it weights: give that, or set the gate to false (qwen2_moe has it true)");
     loom__moe_layer_freq_complete(&moe->moe_layer_freq, config->num_layers, faults);
     if (tp > 1 && !sequence_parallel)
         loom__faults_add(faults, LOOM_ERR_CONFIG,

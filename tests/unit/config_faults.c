@@ -289,6 +289,21 @@ TEST(a_mapping_is_no_blend) {
         "in turn, or null");
 }
 
+TEST(a_wrong_list_is_told_with_its_entries) {
+    (void)state;
+    expect_file("model: {moe_router_load_balancing_type: [aux_loss, foo]}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:41: model.moe_router_load_balancing_type: found [\"aux_loss\", \"foo\"], expected one of aux_loss, "
+        "seq_aux_loss, global_aux_loss, sinkhorn, none, or a list of at most 3 of them");
+    expect_file("model: {moe_layer_freq: [0, [1], {a: b}, null]}\n", LOOM_ERR_CONFIG,
+        "run.yaml:1:25: model.moe_layer_freq: found [0, a list, a mapping, null], expected an integer >= 1, or a list "
+        "of 0 and 1, one for each layer, of at most 512");
+    expect_file("model: {moe_layer_freq: [0, 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000, "
+                "10000000000, 100000000000, 1000000000000, 10000000000000, 100000000000000, 1000000000000000]}\n",
+        LOOM_ERR_CONFIG,
+        "run.yaml:1:25: model.moe_layer_freq: found a list, expected an integer >= 1, or a list of 0 and 1, one for "
+        "each layer, of at most 512");
+}
+
 TEST(what_would_fail_in_the_run_is_named_before_it) {
     (void)state;
     expect_file("seed: 5000000000\n", LOOM_ERR_CONFIG,
@@ -486,6 +501,7 @@ int main(void) {
         cmocka_unit_test(a_blend_without_a_weight_is_named),
         cmocka_unit_test(numbers_and_prefixes_that_do_not_take_turns_are_named),
         cmocka_unit_test(a_mapping_is_no_blend),
+        cmocka_unit_test(a_wrong_list_is_told_with_its_entries),
         cmocka_unit_test(what_would_fail_in_the_run_is_named_before_it),
         cmocka_unit_test(an_object_cannot_come_from_a_file),
         cmocka_unit_test(model_fields_beside_hf_are_refused),
