@@ -107,8 +107,7 @@ const char *loom_cli_balances_by_step(const loom_run_config *config) {
 
 int64_t loom_cli_data_parallel_size(const loom_run_config *config) {
     const loom_megatron_strategy_config *s = &config->strategy;
-    return config->ranks /
-           (s->tensor_model_parallel_size * s->pipeline_model_parallel_size * s->context_parallel_size);
+    return config->ranks / (s->tensor_model_parallel_size * s->pipeline_model_parallel_size * s->context_parallel_size);
 }
 
 int loom_cli_exit_status(loom_status status) {
