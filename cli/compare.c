@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WIDTH = 64, HEIGHT = 14, NOTE_BYTES = 768, OTHER_BYTES = 160, MOST_NOISE = 16, KEY_HTML = 1, KEY_NOISE };
+enum { WIDTH = 64, HEIGHT = 14, NOTE_BYTES = 768, OTHER_BYTES = 224, MOST_NOISE = 16, KEY_HTML = 1, KEY_NOISE };
 
 typedef struct arguments {
     const char *folders[2], *html;
@@ -149,11 +149,11 @@ static void other_step(const loom_run_record *a, const loom_run_record *b, char 
     if (a->config && b->config && loom_cli_routes_by_rank(a->config) && token_ranks(a) != token_ranks(b))
         snprintf(what, OTHER_BYTES, "%s goes by the tokens of a rank, which %" PRId64 " and %" PRId64 " share",
             loom_cli_routes_by_rank(a->config), token_ranks(a), token_ranks(b));
-    if (a->config && b->config && loom_cli_balances_by_step(a->config) &&
+    if (a->config && b->config && loom_cli_goes_by_data_ranks(a->config) &&
         loom_cli_data_parallel_size(a->config) != loom_cli_data_parallel_size(b->config))
-        snprintf(what, OTHER_BYTES, "%s goes by the microbatches of all data-parallel ranks, %" PRId64 " and %" PRId64,
-            loom_cli_balances_by_step(a->config), loom_cli_data_parallel_size(a->config),
-            loom_cli_data_parallel_size(b->config));
+        snprintf(what, OTHER_BYTES, "%" PRId64 " and %" PRId64 " data-parallel ranks with %s",
+            loom_cli_data_parallel_size(a->config), loom_cli_data_parallel_size(b->config),
+            loom_cli_goes_by_data_ranks(a->config));
     for (int64_t i = 0, j = 0; i < a->count && j < b->count && !*what;) {
         const loom_step_report *x = &a->reports[i], *y = &b->reports[j];
         i += x->step <= y->step;
