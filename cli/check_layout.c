@@ -66,7 +66,7 @@ static void print_finding(const loom_cli_layout_finding *found, int64_t steps) {
 static loom_status check_comparable(const loom_run_config *config) {
     const loom_megatron_strategy_config *s = &config->strategy;
     const char *field = loom_cli_routes_by_rank(config), *shared = loom_cli_goes_by_data_ranks(config);
-    int64_t data = loom_cli_data_parallel_size(config);
+    int64_t data = loom_cli_data_parallel_size(config, config->ranks);
     if (shared && data > 1)
         return loom_fail(LOOM_ERR_UNSUPPORTED,
             "check-layout with %" PRId64

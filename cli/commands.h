@@ -94,8 +94,8 @@ const char *loom_cli_routes_by_rank(const loom_run_config *config);
  * NULL = nothing, it is the same but for rounding. */
 const char *loom_cli_goes_by_data_ranks(const loom_run_config *config);
 
-/* Of config->ranks ranks, which the sizes of the strategy must divide. */
-int64_t loom_cli_data_parallel_size(const loom_run_config *config);
+/* Of that many ranks, which the sizes of the strategy divide. */
+int64_t loom_cli_data_parallel_size(const loom_run_config *config, int64_t ranks);
 
 /* Makes the directory and those above it, where they are not there yet. */
 loom_status loom_cli_make_directories(const char *path);
