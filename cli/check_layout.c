@@ -78,8 +78,7 @@ static loom_status check_comparable(const loom_run_config *config) {
     return loom_fail(LOOM_ERR_UNSUPPORTED,
         "check-layout of %s with strategy.tensor_model_parallel_size %" PRId64 " x context_parallel_size %" PRId64
         " is not supported: %s go by the tokens that a rank has, so one rank routes otherwise; without them the rest "
-        "can "
-        "be checked",
+        "can be checked",
         field, s->tensor_model_parallel_size, s->context_parallel_size,
         strcmp(field, "model.moe_expert_capacity_factor") == 0 ? "capacities" : "choices of sinkhorn");
 }

@@ -78,7 +78,7 @@ static const char *next_line(const char *line) {
     return *line ? line + 1 : line;
 }
 
-/* What training refuses, by the part that is missing: "mixture of experts: model.num_moe_experts, …". */
+/* What training refuses, by the part that is missing: "fp8: precision.fp8, …". */
 static void print_not_built(const char *lines) {
     char path[160], reason[160], other_path[160], other[160], text[2048];
     const char *label = "not built yet";

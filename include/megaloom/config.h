@@ -103,7 +103,7 @@ typedef struct loom_megatron_strategy_config {
     int64_t context_parallel_size;
     bool sequence_parallel;
     int64_t expert_model_parallel_size;
-    bool moe_extended_tp;
+    bool moe_extended_tp;                /* experts are not shared out but each cut over tensor x expert ranks */
     int64_t expert_tensor_parallel_size; /* 0 = tensor_model_parallel_size */
     int64_t encoder_tensor_model_parallel_size;
     int64_t encoder_pipeline_model_parallel_size;

@@ -67,7 +67,7 @@ typedef struct loom_moe_config {
     double moe_router_topk_scaling_factor; /* 0 = none; so below */
     double moe_router_bias_update_rate;
     double moe_aux_loss_coeff[LOOM_MOE_BALANCES]; /* of each type */
-    int64_t moe_aux_loss_coeff_count;
+    int64_t moe_aux_loss_coeff_count;             /* as many as there are types; 0 = 1 */
     double moe_z_loss_coeff;
     double moe_input_jitter_eps;
     double moe_expert_capacity_factor;

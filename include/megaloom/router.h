@@ -31,7 +31,7 @@ typedef struct loom_router_layer {
     const int64_t *chosen;    /* [experts] tokens that chose the expert: their sum is tokens * moe_router_topk */
     const int64_t *kept;      /* [experts] those of them that its capacity let through */
     int64_t choices, dropped; /* the sum of chosen, and how many of them found no room */
-    double load;              /* the largest of chosen over their mean: 1 is even, `experts` all on one */
+    double load; /* the largest of chosen over their mean: 1 is even, `experts` all on one; NaN without choices */
     /* Divided by the coefficient, a mean over the microbatches and data-parallel ranks; NaN: the model has no such
      * loss. Megatron-Core logs them so, but for the z loss, of which it logs the tokens of one rank alone. That of the
      * global batch is of the load so far in the step: how many microbatches a rank has decides what it is. */

@@ -300,11 +300,8 @@ static void missing(loom__faults *faults, const char *path, const char *expected
 }
 
 static bool lacks_experts(const loom_model_config *model) {
-    static const char *const sparse[] = {"mixtral", "qwen2_moe", "qwen3_moe"};
-    for (size_t i = 0; model->architecture && i < sizeof sparse / sizeof *sparse; i++)
-        if (strcmp(model->architecture, sparse[i]) == 0)
-            return model->moe.num_moe_experts == 0;
-    return false;
+    return loom__architecture_has_experts(loom__architecture_find(model->architecture)) &&
+           model->moe.num_moe_experts == 0;
 }
 
 /* Experts cut over tensor x expert ranks. */

@@ -128,8 +128,8 @@ static const loom__choice balances[] = {{.name = "aux_loss"}, {.name = "seq_aux_
 static const loom__choice context_types[] = {
     {.name = "p2p"}, {.name = "all_gather"}, {.name = "a2a"}, {.name = "a2a+p2p"}};
 
-static const char experts[] = "mixture of experts", fsdp[] = "fully sharded data parallelism",
-                  encoder[] = "encoder-decoder models", backends[] = "backend choice";
+static const char fsdp[] = "fully sharded data parallelism", encoder[] = "encoder-decoder models",
+                  backends[] = "backend choice";
 
 const loom__field loom__fields[] = {
     INT("seed", seed, "1234", .high = 4294967295, DOC("of initial weights, dropout and data order")),
@@ -288,13 +288,14 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, MOE(moe_router_force_load_balancing), "false", DOC("random routing, for timing")),
     EXPAND(BOOL, MOE(moe_pad_expert_input_to_capacity), "false", DOC("equal work for all experts")),
     EXPAND(BOOL, MOE(moe_grouped_gemm), "false", DOC("true and false are the same: all experts' products go at once")),
-    EXPAND(BOOL, MOE(moe_shared_expert_overlap), "false", NONE_YET(experts), DOC("shared expert beside dispatch")),
+    EXPAND(BOOL, MOE(moe_shared_expert_overlap), "false", NONE_YET("the shared expert under the messages"),
+        DOC("the shared expert computes while rows are on their way")),
     EXPAND(BOOL, MOE(moe_permute_fusion), "false", DOC("true and false are the same: rows are moved once")),
     EXPAND(BOOL, MOE(moe_apply_probs_on_input), "false", DOC("weights before the expert, of moe_router_topk 1 alone")),
     EXPAND(BOOL, MOE(moe_layer_recompute), "false",
         DOC("router and experts of a layer are made again in the backward; not with recompute full")),
     EXPAND(BOOL, MOE(moe_per_layer_logging), "false",
-        DOC("metrics tell of each layer's router, not of all together alone")),
+        DOC("metrics tell of each layer's router beside those of all together")),
 
     EXPAND(INT, STRATEGY(tensor_model_parallel_size), "1", FROM(1), DOC("ranks that share each layer")),
     EXPAND(INT, STRATEGY(pipeline_model_parallel_size), "1", FROM(1), DOC("stages, each with a part of the layers")),

@@ -416,11 +416,6 @@ static bool is_given(const loader *load, const char *path) {
     return load->origins[loom__field_find(path)].given;
 }
 
-/* Mixtral is a Llama with experts. */
-static const char *defaults_of(const char *architecture) {
-    return architecture && strcmp(architecture, "mixtral") == 0 ? "llama" : architecture;
-}
-
 static void finish_fields(loader *load) {
     loom_run_config *config = &load->owner->config;
     char place[320];
@@ -428,7 +423,7 @@ static void finish_fields(loader *load) {
         const loom__field *field = &loom__fields[i];
         const origin *from = &load->origins[i];
         if (!from->given && field->by_architecture[0])
-            loom__field_set_default(field, defaults_of(config->model.config.architecture), config);
+            loom__field_set_default(field, config->model.config.architecture, config);
         if (!from->given)
             continue;
         if (load->plan && strcmp(field->path, "ranks") == 0 && loom__many_ranks(config->ranks))
@@ -555,7 +550,8 @@ static loom_status read_from(loader *load) {
     loom_run_config *config = &load->owner->config, *stored = NULL;
     LOOM_TRY(loom__config_read_context(config->model.from, NULL, 0, &stored));
     /* Balance losses and their coefficients belong together: of several types there are as many. */
-    bool balanced = !is_given(load, "model.moe_router_load_balancing_type") && !is_given(load, "model.moe_aux_loss_coeff");
+    bool balanced =
+        !is_given(load, "model.moe_router_load_balancing_type") && !is_given(load, "model.moe_aux_loss_coeff");
     for (int64_t i = 0; i < loom__field_count; i++) {
         const loom__field *field = &loom__fields[i];
         bool taken = field->of_hf || (is_inherited(field->path) && !load->origins[i].given) ||

@@ -10,6 +10,5 @@
 loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *strategy, int64_t world_size);
 /* Of training; NULL is the default. */
 loom_schedule_kind loom__strategy_schedule(const loom_megatron_strategy_config *strategy);
-/* Strings are borrowed from the model. */
 
 #endif

@@ -1,6 +1,6 @@
 /* The transformer layer: x + proj(attention(norm(x))), then + fc2(act(fc1(norm(·)))). Biases behind a sum over ranks,
- * dropout and the residual are one pass over memory. A layer owns nothing: it is a set of pointers into the parameters.
- */
+ * dropout and the residual are one pass over memory. A layer is a set of pointers into the parameters; one of experts
+ * owns the lists of its own and what its router keeps over a step. */
 #include "nn/layer.h"
 #include "parallel/parallel.h"
 #include <math.h>

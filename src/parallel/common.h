@@ -2,8 +2,10 @@
 #ifndef PARALLEL_COMMON_H
 #define PARALLEL_COMMON_H
 
+#include "comm/comm.h"
 #include "parallel/parallel.h"
 #include "tensor/dtype.h"
+#include <stdlib.h>
 
 #define KERNELS(tape) loom_rank_kernels(loom_tape_rank(tape))
 #define TEAM(tape) loom_rank_team(loom_tape_rank(tape))
@@ -23,8 +25,15 @@ static inline void loom__row_put(loom_dtype dtype, void *row, int64_t c, float v
         ((uint16_t *)row)[c] = dtype == LOOM_BF16 ? loom_f32_to_bf16(value) : loom_f32_to_f16(value);
 }
 
-static inline int loom__tp_size(const loom_comm *tp) {
-    return tp ? loom_comm_size(tp) : 1;
+/* NULL is a group of this rank alone. */
+static inline int loom__group_size(const loom_comm *group) {
+    return group ? loom_comm_size(group) : 1;
+}
+
+/* Frees what the group (or NULL) sends and receives, but not after a failure that leaves MPI with a use for it. */
+static inline void loom__free_sent(const loom_comm *group, void *memory) {
+    if (!group || !group->endpoint->lent)
+        free(memory);
 }
 
 /* [s/tp, b, h] of every rank -> [s, b, h]; pending on the output. */

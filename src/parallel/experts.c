@@ -10,10 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int size_of(const loom_comm *group) {
-    return group ? loom_comm_size(group) : 1;
-}
-
 static int place_in(const loom_comm *group) {
     return group ? loom_comm_rank(group) : 0;
 }
@@ -29,13 +25,13 @@ static int64_t rows_between(const loom__routed *r, int64_t q, int64_t p) {
 }
 
 static int64_t source(const loom__routed *r, int64_t ep, int64_t etp) {
-    return ep * size_of(r->groups.etp) + etp;
+    return ep * loom__group_size(r->groups.etp) + etp;
 }
 
 /* Rows that etp member t of this ep rank has received. */
 static int64_t received_by(const loom__routed *r, int64_t t) {
     int64_t rows = 0;
-    for (int64_t p = 0; p < size_of(r->groups.ep); p++)
+    for (int64_t p = 0; p < loom__group_size(r->groups.ep); p++)
         rows += rows_between(r, source(r, p, t), place_in(r->groups.ep));
     return rows;
 }
@@ -43,7 +39,7 @@ static int64_t received_by(const loom__routed *r, int64_t t) {
 /* Rows of ep source p, with this rank's place in etp. */
 static int64_t rows_of_source(const loom__routed *r, int64_t p) {
     int64_t rows = 0;
-    for (int64_t q = 0; q < size_of(r->groups.ep); q++)
+    for (int64_t q = 0; q < loom__group_size(r->groups.ep); q++)
         rows += rows_between(r, source(r, p, place_in(r->groups.etp)), q);
     return rows;
 }
@@ -70,7 +66,7 @@ typedef struct ordering {
 static void order_expert(void *argument, int64_t expert, int worker) {
     const ordering *o = argument;
     const loom__routed *r = o->routed;
-    int64_t ep = size_of(r->groups.ep), etp = size_of(r->groups.etp), from = 0, at = 0;
+    int64_t ep = loom__group_size(r->groups.ep), etp = loom__group_size(r->groups.etp), from = 0, at = 0;
     (void)worker;
     for (int64_t e = 0; e < expert; e++)
         at += r->local_counts[e];
@@ -116,7 +112,7 @@ static void free_ways(ways *w) {
 }
 
 static loom_status make_ways(const loom__routed *r, int64_t h, ways *w) {
-    int64_t ep = size_of(r->groups.ep), etp = size_of(r->groups.etp), me = place_in(r->groups.ep);
+    int64_t ep = loom__group_size(r->groups.ep), etp = loom__group_size(r->groups.etp), me = place_in(r->groups.ep);
     int64_t mine = place_in(r->groups.etp), *counts = malloc((size_t)(3 * ep + etp) * sizeof *counts);
     if (!counts)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for the ways of rows to their experts");
@@ -136,7 +132,7 @@ static loom_status make_ways(const loom__routed *r, int64_t h, ways *w) {
 /* Between all sources' rows and those for this rank's experts, which lie together in each source's. */
 static void copy_own(const loom__routed *r, size_t bytes, char *all, char *own, bool take) {
     const int64_t me = place_in(r->groups.ep), mine = place_in(r->groups.etp);
-    for (int64_t p = 0; p < size_of(r->groups.ep); p++) {
+    for (int64_t p = 0; p < loom__group_size(r->groups.ep); p++) {
         int64_t before = 0, count = rows_between(r, source(r, p, mine), me);
         for (int64_t q = 0; q < me; q++)
             before += rows_between(r, source(r, p, mine), q);
@@ -151,7 +147,7 @@ static void copy_own(const loom__routed *r, size_t bytes, char *all, char *own, 
 static loom_status create_gathered(
     loom_tape *tape, const loom__routed *r, loom_dtype dtype, int64_t h, const ways *w, loom_tensor **all) {
     int64_t rows = 0;
-    for (int64_t p = 0; p < size_of(r->groups.ep); p++)
+    for (int64_t p = 0; p < loom__group_size(r->groups.ep); p++)
         rows += w->sources[p] / h;
     return create_rows(tape, dtype, rows, h, all);
 }
@@ -195,14 +191,14 @@ static loom_status to_experts(loom_tape *tape, const loom__routed *r, loom_tenso
     ways w;
     LOOM_TRY(make_ways(r, h, &w));
     loom_status status = LOOM_OK;
-    if (size_of(r->groups.ep) > 1) {
+    if (loom__group_size(r->groups.ep) > 1) {
         status = create_rows(tape, rows->dtype, mine, h, &received);
         if (!status)
             status = over_ep(tape, r, &w, rows, received);
     } else {
         received = loom_tensor_retain(rows);
     }
-    if (!status && size_of(r->groups.etp) > 1) {
+    if (!status && loom__group_size(r->groups.etp) > 1) {
         status = create_rows(tape, rows->dtype, r->expert_rows, h, &all);
         if (!status)
             status = loom_all_gather_v(r->groups.etp, received->data, all->data, w.parts, rows->dtype);
@@ -229,14 +225,14 @@ static loom_status from_experts(loom_tape *tape, const loom__routed *r, loom_ten
     ways w;
     LOOM_TRY(make_ways(r, h, &w));
     loom_status status = order_rows(tape, r, rows, false, &all);
-    if (!status && size_of(r->groups.etp) > 1) {
+    if (!status && loom__group_size(r->groups.etp) > 1) {
         status = create_rows(tape, rows->dtype, mine, h, &sum);
         if (!status)
             status = loom_reduce_scatter_v(r->groups.etp, all->data, sum->data, w.parts, rows->dtype, LOOM_SUM);
     } else if (!status) {
         sum = loom_tensor_retain(all);
     }
-    if (!status && size_of(r->groups.ep) > 1) {
+    if (!status && loom__group_size(r->groups.ep) > 1) {
         status = create_rows(tape, rows->dtype, r->rows, h, &back);
         if (!status)
             status = back_over_ep(tape, r, &w, sum, back);

@@ -116,7 +116,7 @@ loom_status loom__column_linear(loom_tape *tape, loom_tensor *x, loom_parameter 
         LOOM_TRY(loom__check_parameter_dtype(column_op.name, x, bias));
     LOOM_TRY(loom_parameter_ready(bias));
     LOOM_TRY(loom_tensor_ready(x));
-    int64_t s = sequence_parallel ? x->shape[0] * loom__tp_size(tp) : x->shape[0], o = weight->shape[0];
+    int64_t s = sequence_parallel ? x->shape[0] * loom__group_size(tp) : x->shape[0], o = weight->shape[0];
     loom_tensor *y, *wide = NULL;
     const float *used_bias;
     LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), x->dtype, 3, (int64_t[]){s, x->shape[1], o}, &y));

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 loom_status loom__gather_sequence_start(loom_tape *tape, loom_tensor *x, loom_comm *tp, loom_tensor **full) {
-    int size = loom__tp_size(tp);
+    int size = loom__group_size(tp);
     LOOM_TRY(loom_tensor_ready(x));
     loom_tensor *made;
     LOOM_TRY(loom_tensor_create(
@@ -27,7 +27,7 @@ loom_status loom__gather_sequence_start(loom_tape *tape, loom_tensor *x, loom_co
 
 loom_status loom__reduce_start(
     loom_tape *tape, loom_tensor *x, loom_comm *tp, bool sequence_parallel, loom_tensor **sum) {
-    int size = loom__tp_size(tp);
+    int size = loom__group_size(tp);
     if (size == 1) {
         *sum = loom_tensor_retain(x);
         return LOOM_OK;

@@ -1,18 +1,11 @@
 /* The router as an operation. Its logits are in fp32 or double whatever the activations are; its own losses have no
  * value in the model's loss: they add to the gradient of the logits, where the backward comes by. */
-#include "comm/comm.h"
 #include "moe/permutation.h"
 #include "parallel/common.h"
 #include "parallel/experts.h"
 #include "parallel/logits.h"
 #include <stdlib.h>
 #include <string.h>
-
-/* Not after a failure that leaves MPI with a use for what `group` sends and receives. */
-static void free_sent(const loom_comm *group, void *memory) {
-    if (!group || !group->endpoint->lent)
-        free(memory);
-}
 
 void loom__routed_release(loom__routed *routed) {
     if (!routed || --routed->references > 0)
@@ -21,9 +14,9 @@ void loom__routed_release(loom__routed *routed) {
     free(routed->routing.chosen);
     free(routed->routing.map);
     free(routed->routing.probs64);
-    free_sent(routed->groups.all, routed->counts);
+    loom__free_sent(routed->groups.all, routed->counts);
     free(routed->token);
-    free_sent(routed->groups.all, routed->source_counts);
+    loom__free_sent(routed->groups.all, routed->source_counts);
     free(routed->local_counts);
     free(routed);
 }
@@ -33,13 +26,10 @@ static loom_status out_of_memory(int64_t tokens, int64_t experts) {
         (long long)experts);
 }
 
-static int size_of(const loom_comm *group) {
-    return group ? loom_comm_size(group) : 1;
-}
-
 static loom_status create_routed(int64_t tokens, const loom__router_options *options, loom__routed **out) {
-    const int64_t experts = options->router.experts, sources = size_of(options->groups.all);
-    const int64_t ep = size_of(options->groups.ep), place = options->groups.ep ? loom_comm_rank(options->groups.ep) : 0;
+    const int64_t experts = options->router.experts, sources = loom__group_size(options->groups.all);
+    const int64_t ep = loom__group_size(options->groups.ep);
+    const int64_t place = options->groups.ep ? loom_comm_rank(options->groups.ep) : 0;
     size_t cells = (size_t)(tokens * experts) + 1, columns = (size_t)experts;
     loom__routed *r = calloc(1, sizeof *r);
     if (!r)
@@ -164,7 +154,7 @@ static void free_state(route_state *state) {
     loom__routed_release(state->routed);
     loom_tensor_release(state->d_logits);
     for (const struct balance_loss *b = state->balance; b < state->balance + LOOM__BALANCES; b++)
-        free_sent(b->group, b->weights);
+        loom__free_sent(b->group, b->weights);
 }
 
 static void route_release(loom_node *node) {
@@ -189,7 +179,7 @@ static loom_status balance(const loom__router_options *options, const loom_tenso
     double coefficient = options->balance_coefficient[kind];
     bool per_sequence = kind == LOOM__BALANCE_SEQUENCE, global = kind == LOOM__BALANCE_GLOBAL;
     loom_comm *group = global ? options->step_group : options->balance_group;
-    int64_t b = x->shape[1], sequences = per_sequence ? b : 1, size = size_of(group);
+    int64_t b = x->shape[1], sequences = per_sequence ? b : 1, size = loom__group_size(group);
     int64_t count = sequences * options->router.experts;
     loss->of = (loom__balance){&state->router, state->routed->tokens, b, per_sequence, NULL};
     loss->weights = calloc((size_t)count + 1, sizeof(double));
@@ -204,7 +194,7 @@ static loom_status balance(const loom__router_options *options, const loom_tenso
         average_calls(options->memory, weights);
     /* The parts of data ranks are averaged with the gradients, but are to add up. */
     if (global)
-        coefficient *= (double)size / size_of(options->balance_group);
+        coefficient *= (double)size / loom__group_size(options->balance_group);
     double total = (double)(state->routed->tokens * size) / (double)sequences;
     loom__balance_weights(&loss->of, coefficient, weights, total, weights);
     return LOOM_OK;
@@ -232,7 +222,7 @@ static loom_status losses_of(const loom__router_options *options, const route_st
     return LOOM_OK;
 }
 
-/* A recomputation comes by twice, and records once. */
+/* A recomputation comes by twice, and records once: so it is counted once, here and in the layer's memory. */
 static loom_status collect(
     const loom_tape *tape, const loom__router_options *options, const route_state *state, const loom_tensor *logits) {
     loom__router_losses losses = {{false}, {0}};
@@ -256,11 +246,10 @@ static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weigh
         LOOM_TRY(loom__random_logits(&options->noise, x->shape[1], *logits));
     const float *bias = options->memory ? options->memory->bias : NULL;
     LOOM_TRY(loom__logits_route(*logits, &state->router, bias, options->training, &state->routed->routing));
-    /* A recomputation comes by twice, and records once. */
     if (options->memory && options->training && loom_tape_records(tape))
         loom__router_memory_count(options->memory, tokens, state->routed->routing.map);
     if (options->training)
-        state->z_coefficient = options->z_coefficient / size_of(options->balance_group);
+        state->z_coefficient = options->z_coefficient / loom__group_size(options->balance_group);
     for (int kind = 0; kind < LOOM__BALANCES && options->training && loom_tape_records(tape); kind++)
         if (options->balance_coefficient[kind] > 0)
             LOOM_TRY(balance(options, x, *logits, state, (loom__balance_kind)kind));

@@ -1,7 +1,7 @@
 /* What routers keep beyond a microbatch: how many tokens each expert has got in a step, and what follows from that when
  * the step ends. The invariant: counts are whole numbers, so that their sum over ranks is exact in any order, and every
  * rank moves its copy of a bias to the same bits. */
-#include "comm/comm.h"
+#include "parallel/common.h"
 #include "parallel/experts.h"
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +42,7 @@ static loom_status move_biases(
     const int64_t experts = memories[0]->experts;
     for (int64_t i = 0; i < count; i++)
         memcpy(sums + i * experts, memories[i]->tokens, (size_t)experts * sizeof *sums);
-    if (group && loom_comm_size(group) > 1)
+    if (loom__group_size(group) > 1)
         LOOM_TRY(loom_all_reduce(group, sums, sums, count * experts, LOOM_F64, LOOM_SUM));
     for (int64_t i = 0; i < count; i++)
         loom__expert_bias_update(experts, sums + i * experts, rate, memories[i]->bias);
@@ -59,9 +59,7 @@ loom_status loom__router_memories_end_step(
         if (!sums)
             return loom_fail(LOOM_ERR_MEMORY, "out of memory for the counts of %lld routers", (long long)count);
         loom_status status = move_biases(memories, count, group, rate, sums);
-        /* Not after a failure that leaves MPI with a use for them. */
-        if (!group || !group->endpoint->lent)
-            free(sums);
+        loom__free_sent(group, sums);
         LOOM_TRY(status);
     }
     for (int64_t i = 0; i < count; i++) {

@@ -189,7 +189,7 @@ static const loom_op entropy_op = {"vocabulary-parallel cross-entropy", entropy_
 
 /* Makes the maximum, the sum and the target's logit those of the whole vocabulary. pair: [2, rows] = sum, target. */
 static loom_status combine(loom_comm *tp, int64_t rows, float *maximum, float *pair) {
-    if (loom__tp_size(tp) == 1)
+    if (loom__group_size(tp) == 1)
         return LOOM_OK;
     float *local = malloc((size_t)(rows + 1) * sizeof *local);
     if (!local)
@@ -263,7 +263,7 @@ static void widen(loom_dtype dtype, const void *from, int64_t count, float *to) 
 
 loom_status loom__gather_logits(loom_tensor *logits, int64_t vocabulary, loom_comm *tp, float *out) {
     LOOM_TRY(loom_tensor_ready(logits));
-    int64_t s = logits->shape[0], b = logits->shape[1], v = logits->shape[2], size = loom__tp_size(tp);
+    int64_t s = logits->shape[0], b = logits->shape[1], v = logits->shape[2], size = loom__group_size(tp);
     int64_t count = s * b * v;
     size_t element = loom_dtype_size(logits->dtype);
     if (logits->dtype != LOOM_F32 && !loom_dtype_is_narrow(logits->dtype))

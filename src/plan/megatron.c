@@ -115,7 +115,7 @@ static loom_status make_words(const char *name, const char *text, size_t length,
 
 /* ---- options ---- */
 
-typedef enum takes { VALUE, FLAG, THREE, SPECIAL } takes;
+typedef enum takes { VALUE, FLAG, THREE, SOME, SPECIAL } takes; /* SOME: one, or a list */
 
 typedef struct option {
     const char *name;
@@ -137,6 +137,7 @@ static const option options[] = {
     SAME("context-parallel-size", "strategy.context_parallel_size"),
     SAME("expert-model-parallel-size", "strategy.expert_model_parallel_size"),
     SAME("expert-tensor-parallel-size", "strategy.expert_tensor_parallel_size"),
+    SETS("moe-extended-tp", "strategy.moe_extended_tp", "true"),
     SAME("encoder-tensor-model-parallel-size", "strategy.encoder_tensor_model_parallel_size"),
     SAME("encoder-pipeline-model-parallel-size", "strategy.encoder_pipeline_model_parallel_size"),
     SETS("sequence-parallel", "strategy.sequence_parallel", "true"),
@@ -200,14 +201,14 @@ static const option options[] = {
     SAME("moe-router-num-groups", "model.moe_router_num_groups"),
     SAME("moe-router-group-topk", "model.moe_router_group_topk"),
     SAME("moe-shared-expert-intermediate-size", "model.moe_shared_expert_intermediate_size"),
-    SAME("moe-router-load-balancing-type", "model.moe_router_load_balancing_type"),
+    {"moe-router-load-balancing-type", SOME, "model.moe_router_load_balancing_type", NULL},
     SAME("moe-router-score-function", "model.moe_router_score_function"),
     SAME("moe-router-dtype", "model.moe_router_dtype"),
     SAME("moe-token-dispatcher-type", "model.moe_token_dispatcher_type"),
     SAME("moe-token-drop-policy", "model.moe_token_drop_policy"),
     SAME("moe-router-topk-scaling-factor", "model.moe_router_topk_scaling_factor"),
     SAME("moe-router-bias-update-rate", "model.moe_router_bias_update_rate"),
-    SAME("moe-aux-loss-coeff", "model.moe_aux_loss_coeff"),
+    {"moe-aux-loss-coeff", SOME, "model.moe_aux_loss_coeff", NULL},
     SAME("moe-z-loss-coeff", "model.moe_z_loss_coeff"),
     SAME("moe-input-jitter-eps", "model.moe_input_jitter_eps"),
     SAME("moe-expert-capacity-factor", "model.moe_expert_capacity_factor"),
@@ -428,17 +429,26 @@ static void check_number(loom__translator *t, const char *name, const char *valu
         loom__translator_fault(t, "--%s: found %.60s, expected an integer from 1 to %" PRId64, name, value, most);
 }
 
+/* "[1, 2]" of the words first … last. */
+static void list_of(const words *w, int64_t first, int64_t last, char *text, size_t bytes) {
+    size_t used = 0;
+    for (int64_t i = first; i <= last && used + 34 < bytes; i++)
+        used += (size_t)snprintf(text + used, bytes - used, "%s%.30s", i > first ? ", " : "[", w->list[i]);
+    snprintf(text + used, bytes - used, "]");
+}
+
 /* Takes one option and its values; *at is left at the last word that it has used. */
 static void take(loom__translator *t, const words *w, int64_t *at, sums *s, const char **tokenizer) {
     static const char *const ranks[] = {"nproc-per-node", "nnodes", NULL};
-    char name[96], three[128];
+    char name[96], list[256];
     const char *value = split_name(w->list[*at] + 2, name, sizeof name);
     const option *known = find(name);
     int64_t first = *at;
+    bool several = !known || known->takes == THREE || (known->takes == SOME && !value);
     if (!value && *at + 1 < w->count && !is_option(w->list[*at + 1]) && (!known || known->takes != FLAG))
         value = w->list[++*at];
     /* Values of a list, or of an option that is not known. */
-    while (*at + 1 < w->count && !is_option(w->list[*at + 1]) && (!known || known->takes == THREE))
+    while (*at + 1 < w->count && !is_option(w->list[*at + 1]) && several)
         ++*at;
     if (!known) {
         leave_out(t, name, value);
@@ -466,8 +476,10 @@ static void take(loom__translator *t, const words *w, int64_t *at, sums *s, cons
                 t, "--%s: found %" PRId64 " value%s, expected three", name, *at - first, *at - first == 1 ? "" : "s");
             return;
         }
-        snprintf(three, sizeof three, "[%.30s, %.30s, %.30s]", w->list[*at - 2], w->list[*at - 1], w->list[*at]);
-        value = three;
+    }
+    if (several && *at - first > 1) {
+        list_of(w, first + 1, *at, list, sizeof list);
+        value = list;
     }
     if (strcmp(name, "tokenizer-type") == 0)
         *tokenizer = value;

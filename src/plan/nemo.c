@@ -117,7 +117,7 @@ static bool text_of(const reader *r, const loom__yaml_node *node, char *text, si
     if (node->kind == LOOM__YAML_MAPPING)
         return false;
     used += (size_t)snprintf(text, bytes, "[");
-    for (int64_t i = 0; i < node->count && i < 16; i++) {
+    for (int64_t i = 0; i < node->count && used + 32 < bytes; i++) {
         const loom__yaml_node *item = loom__yaml_at(r->yaml, node->items[i]);
         if (item->kind != LOOM__YAML_SCALAR)
             return false;
@@ -196,7 +196,7 @@ static void add_value(reader *r, const char *field, const char *flag, const loom
 static void take_section(reader *r, const char *section, const loom__yaml_node *node);
 
 static void take_key(reader *r, const char *section, const char *key, const loom__yaml_node *node) {
-    char path[160], text[512];
+    char path[160], text[2048];
     bool is_precision =
         strcmp(section, "mixed_precision") == 0 && (strcmp(key, "bf16") == 0 || strcmp(key, "fp16") == 0);
     bool yes;

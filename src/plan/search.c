@@ -79,8 +79,6 @@ static bool is_legal(seeker *s, const choice *c) {
     loom_run_config config = with(s, c, LOOM_RECOMPUTE_NONE);
     const loom_megatron_strategy_config *strategy = &config.strategy;
     loom_model_config model = config.model.config;
-    if (model.architecture && strcmp(model.architecture, "mixtral") == 0)
-        model.architecture = "llama";
     int64_t cp = strategy->context_parallel_size, dp = s->world / (c->tp * c->pp * cp);
     int64_t global = config.data.global_batch_size, unit = c->micro * dp;
     int64_t etp = strategy->expert_tensor_parallel_size ? strategy->expert_tensor_parallel_size : c->tp;

@@ -120,12 +120,12 @@ loom__plan_chunk_traffic loom__plan_chunk_traffic_of(const loom__plan_sizes *siz
     bool scatters = sizes->sequence_parallel, again = sizes->model.recompute == LOOM_RECOMPUTE_FULL;
     double unit = share(tokens(sizes->rows, sizes->model.hidden_size, sizes->width), sizes->tp);
     /* Pairs of a column- and a row-parallel region: attention, and MLP or shared expert. */
-    double pairs = (double)(2 * layers - experts);
-    if (sizes->model.moe.moe_shared_expert_intermediate_size > 0)
-        pairs += (double)experts;
+    double shared = sizes->model.moe.moe_shared_expert_intermediate_size > 0 ? (double)experts : 0;
+    double pairs = (double)(2 * layers - experts) + shared;
+    double repeated = again ? pairs : sizes->model.moe.moe_layer_recompute ? shared : 0;
     double *forward = made.forward, *backward = made.backward;
     forward[LOOM__FLOW_TENSOR] = 2 * pairs * unit;
-    backward[LOOM__FLOW_TENSOR] = (scatters ? 3 : 2) * pairs * unit + (again ? forward[LOOM__FLOW_TENSOR] : 0);
+    backward[LOOM__FLOW_TENSOR] = ((scatters ? 3 : 2) * pairs + 2 * repeated) * unit;
     if (chunk->embedding) {
         forward[LOOM__FLOW_TENSOR] += (scatters ? 1 : 2) * unit;
         backward[LOOM__FLOW_TENSOR] += scatters ? unit : 0;

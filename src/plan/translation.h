@@ -22,9 +22,9 @@ void loom__translator_add(loom__translator *translator, const char *field, const
 void loom__translator_leave_out(loom__translator *translator, const char *format, ...) LOOM_PRINTF(2, 3);
 /* The name is put before it. */
 void loom__translator_fault(loom__translator *translator, const char *format, ...) LOOM_PRINTF(2, 3);
-/* Hands the translation out, or frees it where `status` or the translator has failed. */
 /* So many ranks on each of so many nodes; 0 of either = not said, which is one. Both 0: nothing is known. */
 void loom__translator_set_ranks(loom__translator *translator, int64_t a_node, int64_t nodes);
+/* Hands the translation out, or frees it where `status` or the translator has failed. */
 loom_status loom__translator_end(loom__translator *translator, loom_status status, loom_plan_translation *out);
 
 /* How both programs spell the values of a field, in the run file's words; the value itself where there is no other. */

@@ -43,7 +43,7 @@ static const char *coarser_precision(const loom_run_record *a, const loom_run_re
 
 /* ---- step by step ---- */
 
-/* Calls for each step that both have, in order, until it is told to stop. */
+/* A walk over the steps that both have, in order. */
 typedef struct common_steps {
     const loom_run_record *a, *b;
     int64_t i, j;

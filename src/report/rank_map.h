@@ -5,9 +5,8 @@
 #include <megaloom/run.h>
 
 enum { LOOM__EXPERTS_TEXT = 96 };
-/* ", experts etp 1 × ep 4 × edp 2": how the ranks of a stage are cut for experts, where they are cut in another way;
- * else
- * "". */
+/* ", experts etp 1 × ep 4 × edp 2": how the ranks of a stage are cut for experts, where that is another way; "" where
+ * it is not. */
 void loom__rank_map_experts(const loom_layout *layout, char text[LOOM__EXPERTS_TEXT]);
 /* Whether there can be such a picture. */
 loom_status loom__rank_map_check(const loom_layout *layout, const loom_topology_picture *picture);

@@ -1,6 +1,7 @@
 /* The page of one run. All of it comes from the run's folder, so that it can be made at the end, or later, or of a run
  * that was killed; what a run has not left behind has no place in the page. What a reader should know before trusting
  * the curves stands above them: numbers that are none, steps that are missing, told twice or were skipped. */
+#include "config/sizes.h"
 #include "report/page.h"
 #include "report/rank_map.h"
 #include "report/router.h"
@@ -153,19 +154,7 @@ static void add_dropped(const loom_run_record *run, json_t *facts) {
 static bool layout_of(const loom_run_record *run, loom_layout *layout) {
     if (!run->config || run->facts.ranks < 1)
         return false;
-    const loom_megatron_strategy_config *s = &run->config->strategy;
-    loom_parallel_sizes sizes = loom_parallel_sizes_default(run->facts.ranks);
-    sizes.tensor = s->tensor_model_parallel_size;
-    sizes.pipeline = s->pipeline_model_parallel_size;
-    sizes.virtual_pipeline = s->virtual_pipeline_model_parallel_size;
-    sizes.context = s->context_parallel_size;
-    sizes.expert = s->expert_model_parallel_size;
-    sizes.expert_tensor = s->expert_tensor_parallel_size;
-    sizes.moe_extended_tp = s->moe_extended_tp;
-    sizes.encoder_tensor = s->encoder_tensor_model_parallel_size;
-    sizes.encoder_pipeline = s->encoder_pipeline_model_parallel_size;
-    sizes.optimizer_instances = s->num_distributed_optimizer_instances;
-    sizes.use_tp_pp_dp_mapping = s->use_tp_pp_dp_mapping;
+    loom_parallel_sizes sizes = loom__strategy_sizes(&run->config->strategy, run->facts.ranks);
     return loom_layout_init(&sizes, layout) == LOOM_OK;
 }
 

@@ -1,4 +1,4 @@
-/* The names of the architectures, in the order of their numbers. */
+/* The names of the architectures, in the order of their numbers, and what a name alone decides. */
 #include "spec/architecture.h"
 #include <stddef.h>
 #include <string.h>
@@ -15,4 +15,8 @@ loom__architecture loom__architecture_find(const char *name) {
 
 const char *loom__architecture_name(loom__architecture architecture) {
     return architecture >= 0 && architecture < LOOM__ARCHITECTURE_COUNT ? names[architecture] : NULL;
+}
+
+bool loom__architecture_has_experts(loom__architecture architecture) {
+    return architecture == LOOM__MIXTRAL || architecture == LOOM__QWEN2_MOE || architecture == LOOM__QWEN3_MOE;
 }

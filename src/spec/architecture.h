@@ -26,5 +26,7 @@ typedef enum loom__architecture {
 loom__architecture loom__architecture_find(const char *name);
 /* NULL for one that is not known. */
 const char *loom__architecture_name(loom__architecture architecture);
+/* Whether its models are those with experts: one without any is of another architecture. */
+bool loom__architecture_has_experts(loom__architecture architecture);
 
 #endif

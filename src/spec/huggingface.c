@@ -17,28 +17,26 @@ static bool is_gpt2(const loom__model_spec *spec) {
 /* What the files of a family of Llama's kin have; without any of it they are Llama's. */
 typedef struct family {
     bool biases, qkv_bias, window, qk_norm, zero_centered, scaled;
-    bool experts, any_qkv_bias, proj_bias, dense_layers, shared_experts, pre_softmax; /* optional, but for the first and
-                                                                                         the shared ones */
+    bool any_qkv_bias, proj_bias, dense_layers, shared_experts, pre_softmax; /* optional, but for the shared experts */
 } family;
 
 static const family families[LOOM__ARCHITECTURE_COUNT] = {[LOOM__GPT2] = {.biases = true},
     [LOOM__LLAMA] = {.biases = true},
     [LOOM__MISTRAL] = {.window = true},
-    [LOOM__MIXTRAL] = {.window = true, .experts = true},
+    [LOOM__MIXTRAL] = {.window = true},
     [LOOM__QWEN2] = {.qkv_bias = true},
     [LOOM__QWEN3] = {.qk_norm = true},
-    [LOOM__QWEN2_MOE] =
-        {.any_qkv_bias = true, .experts = true, .dense_layers = true, .shared_experts = true, .pre_softmax = true},
-    [LOOM__QWEN3_MOE] =
-        {.qk_norm = true, .experts = true, .proj_bias = true, .dense_layers = true, .pre_softmax = true},
+    [LOOM__QWEN2_MOE] = {.any_qkv_bias = true, .dense_layers = true, .shared_experts = true, .pre_softmax = true},
+    [LOOM__QWEN3_MOE] = {.qk_norm = true, .proj_bias = true, .dense_layers = true, .pre_softmax = true},
     [LOOM__GEMMA] = {.zero_centered = true, .scaled = true}};
 
 /* The same of its experts. */
 static const char *experts_cannot(const family *has, const loom_model_config *config) {
     const loom_moe_config *moe = &config->moe;
-    if ((moe->num_moe_experts > 0) != has->experts)
-        return has->experts ? "no experts" : "experts";
-    if (!has->experts)
+    const bool experts = loom__architecture_has_experts(loom__architecture_find(config->architecture));
+    if ((moe->num_moe_experts > 0) != experts)
+        return experts ? "no experts" : "experts";
+    if (!experts)
         return NULL;
     if (!has->dense_layers && loom_model_expert_layers(config) < config->num_layers)
         return "layers without experts";

@@ -315,6 +315,18 @@ static loom_status run_experts(train_suite *suite, loom_rank *rank, const train_
     return LOOM_OK;
 }
 
+/* Context, tensor and data ranks at once, and the experts, where there are some, over two of them. */
+static loom_status run_contexts_and_data(
+    train_suite *suite, loom_rank *rank, const train_case *c, const golden_layout *layout) {
+    golden_layout cut = *layout;
+    cut.cp = 2;
+    cut.dp = layout->dp / cut.cp;
+    cut.micro = c->batch / cut.dp;
+    LOOM_TRY(run_layout(suite, rank, c, cut));
+    cut.ep = 2;
+    return c->config.moe.num_moe_experts > 0 ? run_layout(suite, rank, c, cut) : LOOM_OK;
+}
+
 static loom_status walk(loom_rank *rank, void *argument) {
     train_suite *suite = argument;
     int world = loom_rank_count(rank);
@@ -338,6 +350,8 @@ static loom_status walk(loom_rank *rank, void *argument) {
                     status = run_experts(suite, rank, &suite->cases[i], &layout);
                 if (!status && layout.dp % 2 == 0 && (world <= MOST_RANKS_OF_ALL_LAYOUTS || tp == 2))
                     status = run_pipelines(suite, rank, &suite->cases[i], &layout);
+                if (!status && world > MOST_RANKS_OF_ALL_LAYOUTS && tp == 2 && sp)
+                    status = run_contexts_and_data(suite, rank, &suite->cases[i], &layout);
             }
     if (loom_rank_index(rank) == 0)
         fclose(suite->record);
@@ -404,7 +418,7 @@ static void four_ranks_follow_the_trajectory(void **state) {
     run_world(*state, 4);
 }
 
-static void eight_ranks_follow_the_trajectory_with_tensor_data_and_pipeline_parallelism(void **state) {
+static void eight_ranks_follow_the_trajectory_with_tensor_data_and_pipeline_or_context_parallelism(void **state) {
     run_world(*state, 8);
 }
 
@@ -437,7 +451,8 @@ int main(void) {
         cmocka_unit_test_prestate(one_rank_follows_the_trajectory, &suite),
         cmocka_unit_test_prestate(two_ranks_follow_the_trajectory, &suite),
         cmocka_unit_test_prestate(four_ranks_follow_the_trajectory, &suite),
-        cmocka_unit_test_prestate(eight_ranks_follow_the_trajectory_with_tensor_data_and_pipeline_parallelism, &suite),
+        cmocka_unit_test_prestate(
+            eight_ranks_follow_the_trajectory_with_tensor_data_and_pipeline_or_context_parallelism, &suite),
     };
     const struct CMUnitTest launched[] = {
         cmocka_unit_test_prestate(launched_ranks_follow_the_trajectory, &suite),

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { RANKS = 3, GOES = 2, ROWS = 8, HEADS = 2, WIDTH = 16, EXPERTS = 6, H = 32, LIMIT = 30 };
 
@@ -175,14 +174,14 @@ static void on_mpi(const char *program, place where, bool killed) {
         "exec %s --allow-run-as-root --oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none -n %d "
         "'%s' %s %s 2>&1",
         mpirun, RANKS, program, names[where], killed ? "killed" : "fails");
-    time_t began = time(NULL);
     FILE *pipe = popen(command, "r");
     assert_non_null(pipe);
     text[fread(text, 1, sizeof text - 1, pipe)] = '\0';
     int status = pclose(pipe);
     const char *group = where == IN_RING || where == IN_RING_BACKWARD ? "of group cp" : "of group ep";
     const char *rank = killed ? "rank 2 has died" : "rank 2: the data set has a hole";
-    if (status == 0 || time(NULL) - began >= LIMIT || !strstr(text, rank) || !strstr(text, group))
+    /* Had only the watchdog ended it, the message would be its own. */
+    if (status == 0 || !strstr(text, rank) || !strstr(text, group) || strstr(text, "did not finish within"))
         fail_msg("%s: exit status %d, \"%s\" or \"%s\" is missing: %s", names[where], status, rank, group, text);
 }
 

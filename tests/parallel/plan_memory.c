@@ -75,6 +75,8 @@ static const planned_case cases[] = {
     {"experts over 2, with a shared one, recomputed without the rest of their layers",
         {"ranks=2", EXPERTS, "strategy.expert_model_parallel_size=2", "model.moe_shared_expert_intermediate_size=352",
             "model.moe_layer_recompute=true"}},
+    {"experts in slices of all ranks",
+        {"ranks=2", EXPERTS, "strategy.expert_model_parallel_size=2", "strategy.moe_extended_tp=true"}},
     {"qwen3 in bf16, deep", {"ranks=1", "model.architecture=qwen3", "precision=bf16-mixed", "model.num_layers=12"}},
 };
 enum { CASES = sizeof cases / sizeof *cases };

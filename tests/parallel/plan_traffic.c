@@ -47,6 +47,12 @@ static const planned_case cases[] = {
     {"sequence, experts, a shared one",
         {"ranks=4", EXPERTS, GATHERED, SEQUENCE, "strategy.expert_model_parallel_size=2",
             "strategy.expert_tensor_parallel_size=1", "model.moe_shared_expert_intermediate_size=96"}},
+    {"the same, layers of experts recomputed",
+        {"ranks=4", EXPERTS, GATHERED, SEQUENCE, "strategy.expert_model_parallel_size=2",
+            "strategy.expert_tensor_parallel_size=1", "model.moe_shared_expert_intermediate_size=96",
+            "model.moe_layer_recompute=true"}},
+    {"experts in slices of all ranks", {"ranks=4", EXPERTS, GATHERED, SEQUENCE, "strategy.expert_model_parallel_size=2",
+                                           "strategy.moe_extended_tp=true"}},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -59,9 +65,9 @@ static bool find_kind(const planned_run *run, const loom_profile_entry *entry, i
     const loom_plan *p = run->plan;
     const char *group = entry->group;
     const int64_t *levels = run->config->model.config.parallel.hierarchical_context_parallel_sizes;
-    int64_t instances = run->config->strategy.num_distributed_optimizer_instances;
-    int64_t slices = run->config->strategy.expert_tensor_parallel_size;
-    slices = slices > 0 ? slices : p->tensor;
+    const loom_megatron_strategy_config *strategy = &run->config->strategy;
+    int64_t instances = strategy->num_distributed_optimizer_instances, slices = strategy->expert_tensor_parallel_size;
+    slices = slices > 0 ? slices : p->tensor * (strategy->moe_extended_tp ? strategy->expert_model_parallel_size : 1);
     bool gathers = strncmp(entry->operation, "all_gather", 10) == 0;
     const struct {
         const char *group;

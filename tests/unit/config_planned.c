@@ -268,7 +268,8 @@ static void a_model_with_parts_that_are_not_built_is_completed(void **state) {
     (void)state;
     assert_int_equal(load(fields, &config, &not_built), LOOM_OK);
     assert_string_equal(not_built,
-        "not supported yet: model.moe_shared_expert_overlap=true (mixture of experts); only false works\n"
+        "not supported yet: model.moe_shared_expert_overlap=true (the shared expert under the messages); only false "
+        "works\n"
         "not supported yet: experts with biases (add_bias_linear or add_mlp_bias true with num_moe_experts)\n"
         "not supported yet: Hugging Face files of a llama model with experts (export=false trains without writing it)");
     free(not_built);

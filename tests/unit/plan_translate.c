@@ -66,6 +66,21 @@ static void a_command_line_of_megatron_gives_the_fields_of_a_run_file(void **sta
     loom_plan_translation_free(&t);
 }
 
+static void options_of_several_values_give_lists(void **state) {
+    (void)state;
+    loom_plan_translation t =
+        translated(loom_plan_translate_megatron, "--moe-router-load-balancing-type seq_aux_loss global_aux_loss "
+                                                 "--moe-aux-loss-coeff 0.01 0.002 --moe-extended-tp");
+    expect(&t, "model.moe_router_load_balancing_type", "[seq_aux_loss, global_aux_loss]");
+    expect(&t, "model.moe_aux_loss_coeff", "[0.01, 0.002]");
+    expect(&t, "strategy.moe_extended_tp", "true");
+    loom_plan_translation_free(&t);
+    t = translated(loom_plan_translate_megatron, "--moe-router-load-balancing-type none --moe-aux-loss-coeff=0");
+    expect(&t, "model.moe_router_load_balancing_type", "none");
+    expect(&t, "model.moe_aux_loss_coeff", "0");
+    loom_plan_translation_free(&t);
+}
+
 static void the_translation_of_a_command_line_is_planned(void **state) {
     (void)state;
     loom_plan_translation t = translated(loom_plan_translate_megatron, megatron);
@@ -305,6 +320,7 @@ static void too_much_text_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_command_line_of_megatron_gives_the_fields_of_a_run_file),
+        cmocka_unit_test(options_of_several_values_give_lists),
         cmocka_unit_test(the_translation_of_a_command_line_is_planned),
         cmocka_unit_test(what_a_shell_would_expand_is_listed),
         cmocka_unit_test(words_are_cut_as_a_shell_does),
