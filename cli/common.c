@@ -112,8 +112,7 @@ const char *loom_cli_goes_by_data_ranks(const loom_run_config *config) {
         return "data.dataloader_type random_batch, by which each data-parallel rank has samples of its own";
     if (experts && is_balanced_by(moe, "global_aux_loss"))
         return "global_aux_loss, which at a microbatch is of those that all data-parallel ranks have had so far";
-    if (experts && strcmp(order, "batch") == 0 &&
-        (is_balanced_by(moe, "aux_loss") || loom_cli_routes_by_rank(config)))
+    if (experts && strcmp(order, "batch") == 0 && (is_balanced_by(moe, "aux_loss") || loom_cli_routes_by_rank(config)))
         return "data.dataloader_type batch, by which the data-parallel ranks decide what samples are in a microbatch, "
                "whose tokens the routers see together";
     return NULL;

@@ -35,7 +35,9 @@ static void check_levels(loom__faults *faults, const int64_t *sizes, int64_t cp,
     char found[80] = "null";
     for (int level = 0, at = 0; level < 3 && sizes[level] > 0; level++)
         at += snprintf(found + at, sizeof found - (size_t)at, "%s%" PRId64 "%s", level > 0 ? ", " : "[", sizes[level],
-            sizes[level + 1] <= 0 ? "]" : level == 2 ? ", …]" : "");
+            sizes[level + 1] <= 0 ? "]"
+            : level == 2          ? ", …]"
+                                  : "");
     if (used && (sizes[0] < 1 || sizes[1] < 1 || sizes[2] != 0 || product != cp))
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "cp_comm_type a2a+p2p needs hierarchical_context_parallel_sizes of two levels, [a2a, p2p], whose product "

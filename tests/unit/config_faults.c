@@ -297,8 +297,9 @@ TEST(a_wrong_list_is_told_with_its_entries) {
     expect_file("model: {moe_layer_freq: [0, [1], {a: b}, null]}\n", LOOM_ERR_CONFIG,
         "run.yaml:1:25: model.moe_layer_freq: found [0, a list, a mapping, null], expected an integer >= 1, or a list "
         "of 0 and 1, one for each layer, of at most 512");
-    expect_file("model: {moe_layer_freq: [0, 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000, "
-                "10000000000, 100000000000, 1000000000000, 10000000000000, 100000000000000, 1000000000000000]}\n",
+    expect_file(
+        "model: {moe_layer_freq: [0, 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000, "
+        "10000000000, 100000000000, 1000000000000, 10000000000000, 100000000000000, 1000000000000000]}\n",
         LOOM_ERR_CONFIG,
         "run.yaml:1:25: model.moe_layer_freq: found a list, expected an integer >= 1, or a list of 0 and 1, one for "
         "each layer, of at most 512");
