@@ -65,14 +65,14 @@ static void print_finding(const loom_cli_layout_finding *found, int64_t steps) {
 /* What is of a rank's own tokens by definition is another computation where they are others. */
 static loom_status check_comparable(const loom_run_config *config) {
     const loom_megatron_strategy_config *s = &config->strategy;
-    const char *field = loom_cli_routes_by_rank(config), *balance = loom_cli_balances_by_step(config);
-    int64_t data = loom_cli_data_parallel_size(config);
-    if (balance && data > 1)
+    const char *field = loom_cli_routes_by_rank(config), *shared = loom_cli_goes_by_data_ranks(config);
+    int64_t data = loom_cli_data_parallel_size(config, config->ranks);
+    if (shared && data > 1)
         return loom_fail(LOOM_ERR_UNSUPPORTED,
-            "check-layout of %s with %" PRId64
-            " data-parallel ranks is not supported: a microbatch's loss is of the microbatches of all of them up to "
-            "it, so one rank's are others; with aux_loss or seq_aux_loss the rest can be checked",
-            balance, data);
+            "check-layout with %" PRId64
+            " data-parallel ranks is not supported with %s: one rank computes another step; with the other values the "
+            "rest can be checked",
+            data, shared);
     if (!field || s->tensor_model_parallel_size * s->context_parallel_size == 1)
         return LOOM_OK;
     return loom_fail(LOOM_ERR_UNSUPPORTED,

@@ -90,12 +90,12 @@ void loom_cli_name_shortened_files(void);
  * out over tensor and context route otherwise than one rank does; NULL = none. Without an architecture: NULL. */
 const char *loom_cli_routes_by_rank(const loom_run_config *config);
 
-/* The field whose balance loss knows the microbatches of a step that all data-parallel ranks have had so far, so that
- * each microbatch's is another where another number of ranks take a step's samples; NULL = none. */
-const char *loom_cli_balances_by_step(const loom_run_config *config);
+/* What makes a step another computation where another number of data-parallel ranks shares its samples out, in words;
+ * NULL = nothing, it is the same but for rounding. */
+const char *loom_cli_goes_by_data_ranks(const loom_run_config *config);
 
-/* Of config->ranks ranks, which the sizes of the strategy must divide. */
-int64_t loom_cli_data_parallel_size(const loom_run_config *config);
+/* Of that many ranks, which the sizes of the strategy divide. */
+int64_t loom_cli_data_parallel_size(const loom_run_config *config, int64_t ranks);
 
 /* Makes the directory and those above it, where they are not there yet. */
 loom_status loom_cli_make_directories(const char *path);

@@ -95,19 +95,32 @@ const char *loom_cli_routes_by_rank(const loom_run_config *config) {
     return NULL;
 }
 
-const char *loom_cli_balances_by_step(const loom_run_config *config) {
-    const loom_moe_config *moe = &config->model.config.moe;
-    if (moe->num_moe_experts == 0)
-        return NULL;
+static bool is_balanced_by(const loom_moe_config *moe, const char *type) {
     for (int i = 0; i < LOOM_MOE_BALANCES && moe->moe_router_load_balancing_type[i]; i++)
-        if (strcmp(moe->moe_router_load_balancing_type[i], "global_aux_loss") == 0 && moe->moe_aux_loss_coeff[i] > 0)
-            return "global_aux_loss of model.moe_router_load_balancing_type";
+        if (strcmp(moe->moe_router_load_balancing_type[i], type) == 0 && moe->moe_aux_loss_coeff[i] > 0)
+            return true;
+    return false;
+}
+
+const char *loom_cli_goes_by_data_ranks(const loom_run_config *config) {
+    const loom_moe_config *moe = &config->model.config.moe;
+    const char *order = config->data.dataloader_type;
+    bool experts = moe->num_moe_experts > 0;
+    if (strcmp(order, "cyclic") == 0)
+        return "data.dataloader_type cyclic, by which each data-parallel rank has samples of its own";
+    if (strcmp(order, "random_batch") == 0)
+        return "data.dataloader_type random_batch, by which each data-parallel rank has samples of its own";
+    if (experts && is_balanced_by(moe, "global_aux_loss"))
+        return "global_aux_loss, which at a microbatch is of those that all data-parallel ranks have had so far";
+    if (experts && strcmp(order, "batch") == 0 && (is_balanced_by(moe, "aux_loss") || loom_cli_routes_by_rank(config)))
+        return "data.dataloader_type batch, by which the data-parallel ranks decide what samples are in a microbatch, "
+               "whose tokens the routers see together";
     return NULL;
 }
 
-int64_t loom_cli_data_parallel_size(const loom_run_config *config) {
+int64_t loom_cli_data_parallel_size(const loom_run_config *config, int64_t ranks) {
     const loom_megatron_strategy_config *s = &config->strategy;
-    return config->ranks / (s->tensor_model_parallel_size * s->pipeline_model_parallel_size * s->context_parallel_size);
+    return ranks / (s->tensor_model_parallel_size * s->pipeline_model_parallel_size * s->context_parallel_size);
 }
 
 int loom_cli_exit_status(loom_status status) {

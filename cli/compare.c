@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WIDTH = 64, HEIGHT = 14, NOTE_BYTES = 768, OTHER_BYTES = 160, MOST_NOISE = 16, KEY_HTML = 1, KEY_NOISE };
+enum { WIDTH = 64, HEIGHT = 14, NOTE_BYTES = 768, OTHER_BYTES = 224, MOST_NOISE = 16, KEY_HTML = 1, KEY_NOISE };
 
 typedef struct arguments {
     const char *folders[2], *html;
@@ -141,6 +141,11 @@ static int64_t token_ranks(const loom_run_record *run) {
     return s->tensor_model_parallel_size * s->context_parallel_size;
 }
 
+/* Under a launcher the run file's ranks are not those that there were. */
+static int64_t data_ranks(const loom_run_record *run) {
+    return loom_cli_data_parallel_size(run->config, run->facts.ranks > 0 ? run->facts.ranks : run->config->ranks);
+}
+
 /* The first common step that the two do at another rate, or behind another number of samples: fields of the layout
  * decide that as well where a run file leaves it to them; or what routes by the tokens of a rank. "" where there is
  * none. */
@@ -149,11 +154,9 @@ static void other_step(const loom_run_record *a, const loom_run_record *b, char 
     if (a->config && b->config && loom_cli_routes_by_rank(a->config) && token_ranks(a) != token_ranks(b))
         snprintf(what, OTHER_BYTES, "%s goes by the tokens of a rank, which %" PRId64 " and %" PRId64 " share",
             loom_cli_routes_by_rank(a->config), token_ranks(a), token_ranks(b));
-    if (a->config && b->config && loom_cli_balances_by_step(a->config) &&
-        loom_cli_data_parallel_size(a->config) != loom_cli_data_parallel_size(b->config))
-        snprintf(what, OTHER_BYTES, "%s goes by the microbatches of all data-parallel ranks, %" PRId64 " and %" PRId64,
-            loom_cli_balances_by_step(a->config), loom_cli_data_parallel_size(a->config),
-            loom_cli_data_parallel_size(b->config));
+    if (a->config && b->config && loom_cli_goes_by_data_ranks(a->config) && data_ranks(a) != data_ranks(b))
+        snprintf(what, OTHER_BYTES, "%" PRId64 " and %" PRId64 " data-parallel ranks with %s", data_ranks(a),
+            data_ranks(b), loom_cli_goes_by_data_ranks(a->config));
     for (int64_t i = 0, j = 0; i < a->count && j < b->count && !*what;) {
         const loom_step_report *x = &a->reports[i], *y = &b->reports[j];
         i += x->step <= y->step;

@@ -336,9 +336,9 @@ static loom_status apply_file(loader *load, const char *text, size_t length) {
 /* A field that takes a string takes the text after = as it stands, unless it is quoted or null. */
 static bool is_raw(int64_t number, const char *value) {
     loom_moe_layer_freq layers;
-    /* "[0]*2+[1]" is no YAML. */
+    /* "[0]*2+[1]" is no YAML, nor is one that repeats too often. */
     if (number >= 0 && loom__fields[number].kind == LOOM__FIELD_LAYERS)
-        return loom__moe_layer_freq_parse(value, &layers);
+        return loom__moe_layer_freq_parse(value, &layers) || strpbrk(value, "*+");
     return number >= 0 && loom__fields[number].kind == LOOM__FIELD_STRING && *value && !strchr("\"'~", *value) &&
            strcmp(value, "null") != 0;
 }
