@@ -70,7 +70,7 @@ static void what_cannot_be_shared_is_refused_with_its_numbers(void **state) {
     (void)state;
     expect_refusal((shared_case){.cp = 5}, "seq_length 24 cannot be cut into 2 chunks for each of the 5 ranks");
     expect_refusal((shared_case){.cp = 4, .type = "a2a", .groups = 2}, "the 12 heads and 2 query groups");
-    expect_refusal((shared_case){.cp = 4, .type = "a2a+p2p"}, "product is context_parallel_size 4: found [0, 0]");
+    expect_refusal((shared_case){.cp = 4, .type = "a2a+p2p"}, "product is context_parallel_size 4: found null");
     expect_refusal((shared_case){.cp = 4, .type = "a2a+p2p", .inner = 3}, "found [3, 1]");
     expect_refusal((shared_case){.cp = 2, .type = "ring"}, "found ring, expected one of p2p, all_gather, a2a, a2a+p2p");
 }
