@@ -212,8 +212,6 @@ static void long_times_and_high_rates_stay_readable(void **state) {
     free(text);
 }
 
-/* ---- the yardstick, with a GEMM that takes no time ---- */
-
 /* One line of step 9/10, on a terminal of so many columns. */
 static void on_columns(int columns, char text[256]) {
     struct winsize size = {.ws_row = 24, .ws_col = (unsigned short)columns};
@@ -221,7 +219,8 @@ static void on_columns(int columns, char text[256]) {
     loom_progress *progress;
     loom_step_report report = step_report(9);
     report.gemm_share = 0.42;
-    assert_int_equal(openpty(&master, &slave, NULL, NULL, &size), 0);
+    if (openpty(&master, &slave, NULL, NULL, &size))
+        skip(); /* a system without pseudo-terminals, as a bare chroot is */
     FILE *out = fdopen(slave, "w");
     assert_non_null(out);
     assert_int_equal(loom_progress_create(out, true, 10, 1, &progress), LOOM_OK);
@@ -255,6 +254,8 @@ static void a_narrow_terminal_gets_what_it_has_room_for(void **state) {
         assert_string_equal(text + 1, cases[i].line);
     }
 }
+
+/* ---- the yardstick, with a GEMM that takes no time ---- */
 
 static void numbers_that_are_none_or_huge_stay_short(void **state) {
     static const struct {
