@@ -7,7 +7,7 @@
 #include <megaloom/state.h>
 #include <unistd.h>
 
-enum { LAYERS = 4, EXPERTS = 4, RANKS = 8, PATH = 512 };
+enum { EXPERTS = 4, RANKS = 8, PATH = 512 };
 
 /* What all ranks have in the end: NaN where a rank has not the layer, or the layer no experts. */
 typedef struct biases {

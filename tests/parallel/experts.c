@@ -118,6 +118,31 @@ static void must_be_alike(const shared_case *a, const shared_case *b) {
         fail_msg("%s", loom_error_message());
 }
 
+/* A mean over the tokens, in which the losses of the router weigh by all tokens of the valid ones, or one over the
+ * microbatches, in which they weigh as they are. */
+static void the_router_has_the_same_gradient_in_both_means(void **state) {
+    (void)state;
+    shared_result of[2];
+    for (int mean = 0; mean < 2; mean++) {
+        const shared_case alone = {.experts = 4,
+            .documents = true,
+            .coefficient = 1,
+            .z = 0.1,
+            .topk = 1,
+            .pre_softmax = true,
+            .mean_of_each = mean};
+        shared_case tensor = alone, context = alone, both = alone, data = alone;
+        tensor.tp = context.cp = both.tp = both.cp = data.ranks = 2;
+        tensor.sp = both.sp = true;
+        must_be_alike(&tensor, &alone);
+        must_be_alike(&context, &alone);
+        must_be_alike(&both, &alone);
+        must_be_alike(&data, &alone);
+        of[mean] = run_it(&alone);
+    }
+    assert_true(fabs(of[1].norm[0] - of[0].norm[0]) > 1e-3);
+}
+
 /* What data ranks route at once is one call: the same as a larger microbatch of one rank. */
 static void a_global_loss_is_of_all_data_ranks_and_of_one_step(void **state) {
     (void)state;
@@ -202,6 +227,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(stages_without_experts_go_along),
         cmocka_unit_test(losses_of_the_router_weigh_the_same),
         cmocka_unit_test(losses_of_the_router_reach_its_gradient),
+        cmocka_unit_test(the_router_has_the_same_gradient_in_both_means),
         cmocka_unit_test(a_global_loss_is_of_all_data_ranks_and_of_one_step),
         cmocka_unit_test(what_finds_no_room_is_dropped_on_any_rank),
         cmocka_unit_test(what_cannot_be_shared_is_refused_with_its_numbers),

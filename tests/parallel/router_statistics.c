@@ -2,7 +2,7 @@
  * again, or without a backward, is counted once, or not at all. */
 #include "parallel/shared_model.h"
 
-enum { LAYERS = 4, MOST_EXPERTS = 8 };
+enum { MOST_EXPERTS = 8 };
 
 /* A copy of a step's statistics. */
 typedef struct counted {

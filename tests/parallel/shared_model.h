@@ -10,6 +10,7 @@
 #include <string.h>
 
 enum { STEPS = 4, S = 24, VOCABULARY = 31, BATCH = 4, TEXT = 160 };
+enum { LAYERS = 4, WIDTH = 48, ROUTERS = LAYERS * 12 * WIDTH }; /* of at most 12 experts */
 
 typedef struct shared_case {
     int ranks, cp, tp, pp, vpp;
@@ -17,6 +18,7 @@ typedef struct shared_case {
     int64_t inner;    /* ranks of the inner level of a2a+p2p */
     int64_t groups;   /* query groups; 0 = all 12 heads */
     int64_t window;
+    bool mean_of_each; /* the loss is the mean over microbatches of their means, not over the tokens */
     bool documents, sp, sharded, learned, average, selective, full; /* selective, full: recomputation */
     double dropout;
     /* Of experts: 0 of them = a dense model. ep ranks share them, etp ranks share each (0 = tp). */
@@ -38,6 +40,8 @@ typedef struct shared_case {
 
 typedef struct shared_result {
     double loss[STEPS], norm[STEPS], evaluated;
+    float router[ROUTERS]; /* gradients of the routers in the first step */
+    int64_t router_count;
     size_t high_water;
 } shared_result;
 
@@ -68,6 +72,22 @@ static inline loom_status documents_get(void *context, int64_t index, const loom
         if (row->document_start)
             row->document_start[t] = (int32_t)(t / length * length);
     }
+    return LOOM_OK;
+}
+
+/* ---- a loss in which each microbatch counts the same; of this data every piece of one has as large a part masked ----
+ */
+
+static inline loom_status mean_forward(void *context, const loom_batch *batch, const loom_tensor *losses, float seed,
+    double *sum, double *weight, loom_tensor *d_losses) {
+    const loom_loss_reduction *masked = context;
+    float valid = 0, *mask = batch->loss_mask, whole = (float)(batch->b * batch->s);
+    for (int64_t i = 0; i < batch->b * batch->s; i++)
+        valid += mask[i];
+    double of_sum = 0, of_weight = 0;
+    LOOM_TRY(masked->forward(masked->context, batch, losses, seed * whole / valid, &of_sum, &of_weight, d_losses));
+    *sum += of_sum * (double)(whole / valid);
+    *weight += of_weight * (double)(whole / valid);
     return LOOM_OK;
 }
 
@@ -112,8 +132,8 @@ static inline void set_experts(const shared_case *c, loom_model_config *config) 
 
 static inline loom_model_config model_of(const shared_case *c) {
     loom_model_config config = loom_model_config_default(c->learned ? "gpt2" : "llama");
-    config.num_layers = 4;
-    config.hidden_size = 48;
+    config.num_layers = LAYERS;
+    config.hidden_size = WIDTH;
     config.ffn_hidden_size = 72;
     config.num_attention_heads = 12;
     config.num_query_groups = c->groups ? c->groups : 12;
@@ -177,6 +197,18 @@ static inline loom_status set_up(
     return c->starved ? starve(*parallel) : LOOM_OK;
 }
 
+static inline loom_status keep_router(
+    void *context, const char *name, int dims, const int64_t *shape, const float *values) {
+    shared_result *result = context;
+    if (!strstr(name, "router"))
+        return LOOM_OK;
+    int64_t count = shape[0] * shape[dims - 1];
+    CHECK(result->router_count + count <= ROUTERS, "%s does not fit", name);
+    memcpy(result->router + result->router_count, values, (size_t)count * sizeof *values);
+    result->router_count += count;
+    return LOOM_OK;
+}
+
 static inline loom_status train(loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer,
     const loom_dataset *dataset, int64_t micro, shared_result *result) {
     loom_dataloader loader = {.dataset = dataset, .micro_batch_size = micro, .global_batch_size = BATCH};
@@ -185,6 +217,8 @@ static inline loom_status train(loom_fabric *fabric, loom_parallel *parallel, lo
     for (int step = 0; !status && step < STEPS; step++) {
         loom_optimizer_outcome outcome;
         status = loom_parallel_training_step(parallel, batches, &result->loss[step]);
+        if (!status && step == 0 && loom_parallel_model_config(parallel)->moe.num_moe_experts > 0)
+            status = loom_gpt_visit(parallel, true, keep_router, result);
         if (!status)
             status = loom_optimizer_step(optimizer, &outcome);
         if (!status)
@@ -207,6 +241,8 @@ static inline loom_status on_rank(loom_rank *rank, void *argument) {
     loom_parallel *parallel = NULL;
     loom_optimizer *optimizer = NULL;
     loom_dataset inner = {0}, outer;
+    const loom_loss_reduction *masked = loom_loss_reduction_masked_token();
+    const loom_loss_reduction mean = {(void *)(uintptr_t)masked, mean_forward, masked->reduce};
     shared_result mine = {.evaluated = 0};
     loom_optimizer_config optim = loom_optimizer_config_default();
     optim.lr = 0.001;
@@ -218,6 +254,8 @@ static inline loom_status on_rank(loom_rank *rank, void *argument) {
         .get = documents_get};
     if (!status)
         status = set_up(rank, c, &fabric, &parallel);
+    if (!status && c->mean_of_each)
+        loom_parallel_set_loss_reduction(parallel, &mean);
     if (!status)
         status = loom_fabric_setup_megatron_optimizer(fabric, parallel, &optim, NULL, &optimizer);
     if (!status)
@@ -265,6 +303,25 @@ static inline loom_status near(
                      wanted);
 }
 
+/* Of what is in 16 bits a rounding can send a token to another expert. */
+static inline loom_status compare_routers(
+    const char *name, const shared_case *c, const shared_result *found, const shared_result *wanted) {
+    double off = 0, all = 0;
+    if (c->precision)
+        return LOOM_OK;
+    CHECK(found->router_count == wanted->router_count && (found->router_count > 0) == (c->experts > 0),
+        "%s: %lld gradients of routers, one rank has %lld", name, (long long)found->router_count,
+        (long long)wanted->router_count);
+    for (int64_t i = 0; i < wanted->router_count; i++) {
+        double a = (double)found->router[i], b = (double)wanted->router[i];
+        off += (a - b) * (a - b);
+        all += b * b;
+    }
+    CHECK(sqrt(off) <= 1e-5 * sqrt(all), "%s: the gradients of the routers are off by %g, of %g", name, sqrt(off),
+        sqrt(all));
+    return LOOM_OK;
+}
+
 static inline loom_status compare(const shared_case *c, const shared_result *found, const shared_result *wanted) {
     char name[TEXT];
     double loss = c->precision ? 4e-3 : 1e-5, norm = c->precision ? 6e-2 : 1e-5;
@@ -273,6 +330,7 @@ static inline loom_status compare(const shared_case *c, const shared_result *fou
         LOOM_TRY(near(name, "loss", step, found->loss[step], wanted->loss[step], loss));
         LOOM_TRY(near(name, "norm", step, found->norm[step], wanted->norm[step], norm));
     }
+    LOOM_TRY(compare_routers(name, c, found, wanted));
     return near(name, "evaluation loss", STEPS, found->evaluated, wanted->evaluated, loss);
 }
 
