@@ -5,6 +5,7 @@
  *
  *   bench_checkpoint [--mib N] [--ranks N] [--writers N] [--rounds N] [--folder DIR]     (2048, 1, 2, 3, .)
  */
+#include "measure.h"
 #include "strategy/chunks.h"
 #include <dirent.h>
 #include <errno.h>
@@ -13,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { TENSORS = 24, ROUNDS_MAX = 100, BLOCK = 8 << 20 };
@@ -26,12 +26,6 @@ typedef struct bench {
     int64_t done;
 } bench;
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static loom_status failed(const char *path) {
     return loom_fail(LOOM_ERR_IO, "%s: %s", path, strerror(errno));
 }
@@ -43,7 +37,7 @@ static loom_status disk(const char *path, int64_t bytes, double *write_seconds, 
     if (!block)
         return loom_fail(LOOM_ERR_MEMORY, "no memory for a block");
     memset(block, 0x5a, BLOCK);
-    double start = now();
+    double start = seconds_of(CLOCK_MONOTONIC);
     int file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_DIRECT, 0666);
     loom_status status = file < 0 ? failed(path) : LOOM_OK;
     for (int64_t at = 0; at < bytes && !status; at += BLOCK)
@@ -51,12 +45,12 @@ static loom_status disk(const char *path, int64_t bytes, double *write_seconds, 
             status = failed(path);
     if (!status && fsync(file) != 0)
         status = failed(path);
-    *write_seconds = now() - start;
-    start = now();
+    *write_seconds = seconds_of(CLOCK_MONOTONIC) - start;
+    start = seconds_of(CLOCK_MONOTONIC);
     for (int64_t at = 0; at < bytes && !status; at += BLOCK)
         if (pread(file, block, BLOCK, at) != BLOCK)
             status = failed(path);
-    *read_seconds = now() - start;
+    *read_seconds = seconds_of(CLOCK_MONOTONIC) - start;
     if (file >= 0)
         close(file);
     unlink(path);
@@ -155,8 +149,8 @@ static loom_status compare(const part *p) {
 static loom_status timed(loom_comm *world, double *start, double *seconds) {
     LOOM_TRY(loom_barrier(world));
     if (seconds)
-        *seconds = now() - *start;
-    *start = now();
+        *seconds = seconds_of(CLOCK_MONOTONIC) - *start;
+    *start = seconds_of(CLOCK_MONOTONIC);
     return LOOM_OK;
 }
 
@@ -234,20 +228,10 @@ static loom_status body(loom_rank *rank, void *argument) {
 
 /* ---- the table */
 
-static int by_size(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(bench *b, int kind) {
-    qsort(b->seconds[kind], (size_t)b->rounds, sizeof(double), by_size);
-    return b->seconds[kind][b->rounds / 2];
-}
-
 static void print(bench *b) {
     double m[KINDS], rate = (double)b->mib * 1.048576;
     for (int k = 0; k < FIRST_PAUSE; k++)
-        m[k] = median(b, k);
+        m[k] = median(b->seconds[k], b->rounds);
     m[FIRST_PAUSE] = b->seconds[FIRST_PAUSE][0];
     printf("%lld MiB, %lld rank(s) of %lld writer(s), medians of %lld rounds\n", (long long)b->mib, (long long)b->ranks,
         (long long)b->writers, (long long)b->rounds);

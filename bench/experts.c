@@ -9,11 +9,11 @@
  * the rounds; "of dense" is the median of each round's quotient, by the clock and by processor time, which tells more
  * on a machine that others use. */
 #include "parallel/experts.h"
+#include "measure.h"
 #include <megaloom/rank.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { MOST_ROUNDS = 400, MOST_EXPERTS = 256, TOPK = 2, WAYS = 3, LAYERS = 2, HALVES = 3 };
 
@@ -32,22 +32,10 @@ typedef struct layer {
     loom_tensor *x, *d_y;
 } layer;
 
-static double now(clockid_t clock) {
-    struct timespec time;
-    clock_gettime(clock, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(const double *values, int64_t count) {
+static double median_of(const double *values, int64_t count) {
     double sorted[MOST_ROUNDS];
     memcpy(sorted, values, (size_t)count * sizeof *values);
-    qsort(sorted, (size_t)count, sizeof *sorted, by_value);
-    return count % 2 ? sorted[count / 2] : (sorted[count / 2 - 1] + sorted[count / 2]) / 2;
+    return median(sorted, count);
 }
 
 static double median_quotient(const double *over, const double *under, int64_t count) {
@@ -140,13 +128,13 @@ static loom_status go(loom_rank *rank, const bench *b, layer *l, int way, double
     LOOM_TRY(loom_tape_create(rank, &(loom_tape_options){.record = true, .defer_weights = true}, &tape));
     LOOM_TRY(loom_tape_leaf(tape, l->x));
     for (int half = 0; half < HALVES; half++) {
-        double clock_before = now(CLOCK_MONOTONIC), processor_before = now(CLOCK_PROCESS_CPUTIME_ID);
+        double clock_before = seconds_of(CLOCK_MONOTONIC), processor_before = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
         if (half == 0)
             LOOM_TRY(loom__expert_linear(tape, l->x, &routed, l->weights, &y));
         else
             LOOM_TRY(half == 1 ? loom_tape_backward(tape, y, l->d_y) : loom_tape_run_weights(tape));
-        clock[half] = now(CLOCK_MONOTONIC) - clock_before;
-        processor[half] = now(CLOCK_PROCESS_CPUTIME_ID) - processor_before;
+        clock[half] = seconds_of(CLOCK_MONOTONIC) - clock_before;
+        processor[half] = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - processor_before;
     }
     loom_tensor_release(y);
     loom_tape_destroy(tape);
@@ -184,7 +172,7 @@ static void print(const bench *b) {
         for (int half = 0; half < HALVES; half++)
             for (int way = 0; way < WAYS; way++) {
                 const double *clock = b->clock[i][half][way], *processor = b->processor[i][half][way];
-                double seconds = median(clock, b->rounds);
+                double seconds = median_of(clock, b->rounds);
                 char name[64];
                 snprintf(name, sizeof name, "%s: %s", i == 0 ? "fc1" : "fc2", half_names[half]);
                 printf("%-28s %-7s %9.2f %9.1f %13.3f %13.3f\n", way == 0 ? name : "", way_names[way], seconds * 1e3,

@@ -1,11 +1,11 @@
 /* Time of each kernel at the shapes of a training step: GFLOP/s for the products, GB/s of necessary traffic for the
  * rest. "rate" is the best of several rounds. `bench_kernels [--json] [--table NAME] [--threads N]` (fast, 1). */
 #include "base/team.h"
+#include "measure.h"
 #include <megaloom/kernels.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 typedef struct model {
     const char *name;
@@ -26,12 +26,6 @@ typedef struct bench {
 
 static const double MEASURE_SECONDS = 0.1;
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void report(bench *x, const char *what, double seconds, double work, const char *unit) {
     double rate = work / seconds * 1e-9;
     if (x->json)
@@ -47,11 +41,11 @@ static void report(bench *x, const char *what, double seconds, double work, cons
  * left undisturbed is among them. */
 #define MEASURE(x, what, work, unit, statement)                                                                        \
     do {                                                                                                               \
-        double best = 1e30, begin = now();                                                                             \
-        for (int64_t i = 0; i < 3 || now() - begin < MEASURE_SECONDS; i++) {                                           \
-            double start = now();                                                                                      \
+        double best = 1e30, begin = seconds_of(CLOCK_MONOTONIC);                                                       \
+        for (int64_t i = 0; i < 3 || seconds_of(CLOCK_MONOTONIC) - begin < MEASURE_SECONDS; i++) {                     \
+            double start = seconds_of(CLOCK_MONOTONIC);                                                                \
             statement;                                                                                                 \
-            double each = now() - start;                                                                               \
+            double each = seconds_of(CLOCK_MONOTONIC) - start;                                                         \
             best = each < best ? each : best;                                                                          \
         }                                                                                                              \
         report(x, what, best, (double)(work), unit);                                                                   \

@@ -7,12 +7,12 @@
  * the activations. --table avx2 takes the products of widened panels, --table avx512 those of the processor, where it
  * multiplies bf16. */
 #include "nn/layer.h"
+#include "measure.h"
 #include "tensor/dtype.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { DTYPES = 3, MOST_ROUNDS = 100, LAYERS = 2 };
 
@@ -27,26 +27,11 @@ typedef struct bench {
 
 typedef struct stack {
     loom__model_spec *spec;
+    loom__part *part;
     loom__parameter_set *set;
     loom__layer layers[LAYERS];
     float *cosine, *sine;
 } stack;
-
-static double now(clockid_t clock) {
-    struct timespec time;
-    clock_gettime(clock, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *values, int64_t count) {
-    qsort(values, (size_t)count, sizeof *values, by_value);
-    return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
-}
 
 static loom_status allocate(size_t bytes, void *memory) {
     void *made = malloc(bytes + 1);
@@ -60,7 +45,8 @@ static loom_status stack_make(const loom_model_config *config, loom_dtype dtype,
     int64_t half = config->kv_channels / 2, positions = config->seq_length;
     *m = (stack){0};
     LOOM_TRY(loom__model_spec_create(config, &m->spec));
-    LOOM_TRY(loom__parameter_set_create(m->spec, 1, 0, false, &m->set));
+    LOOM_TRY(loom__part_create(m->spec, 1, NULL, 0, &m->part));
+    LOOM_TRY(loom__parameter_set_create(m->spec, m->part, &(loom__tensor_place){.tp = 1}, &m->set));
     LOOM_TRY(loom__parameter_set_initialize(m->set, 1));
     for (int64_t i = 0; i < m->set->count; i++) {
         loom_parameter *parameter = &m->set->parameters[i];
@@ -85,11 +71,14 @@ static loom_status stack_make(const loom_model_config *config, loom_dtype dtype,
 }
 
 static void stack_free(stack *m) {
+    for (int64_t i = 0; i < LAYERS; i++)
+        loom__layer_unbind(&m->layers[i]);
     for (int64_t i = 0; m->set && i < m->set->count; i++) {
         free(m->set->parameters[i].grad);
         free(m->set->parameters[i].data16);
     }
     loom__parameter_set_destroy(m->set);
+    loom__part_destroy(m->part);
     loom__model_spec_destroy(m->spec);
     free(m->cosine);
     free(m->sine);
@@ -147,10 +136,10 @@ static loom_status measure(loom_rank *rank, void *argument) {
     }
     for (int64_t round = 0; round < b->rounds; round++)
         for (int i = 0; i < DTYPES; i++) {
-            double clock = now(CLOCK_MONOTONIC), processor = now(CLOCK_PROCESS_CPUTIME_ID);
+            double clock = seconds_of(CLOCK_MONOTONIC), processor = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
             LOOM_TRY(step(rank, b, &models[i], dtypes[i], &b->kept[i]));
-            b->clock[i][round] = now(CLOCK_MONOTONIC) - clock;
-            b->processor[i][round] = now(CLOCK_PROCESS_CPUTIME_ID) - processor;
+            b->clock[i][round] = seconds_of(CLOCK_MONOTONIC) - clock;
+            b->processor[i][round] = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - processor;
         }
     for (int i = 0; i < DTYPES; i++)
         stack_free(&models[i]);

@@ -6,13 +6,13 @@
  *   bench_optimizer [--elements N] [--rounds N] [--threads N] [--bf16]      (33554432, 15, 1)
  */
 #include "ddp/buffer.h"
+#include "measure.h"
 #include "optim/optim.h"
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { TRIAD, UPDATE, NORM, STEP, KINDS, ROUNDS_MAX = 1000, ITEM = 16384 };
 
@@ -21,12 +21,6 @@ typedef struct bench {
     bool bf16;
     double wall[KINDS][ROUNDS_MAX], own[KINDS][ROUNDS_MAX];
 } bench;
-
-static double seconds_of(clockid_t clock) {
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 typedef struct triad {
     float *a;
@@ -130,16 +124,6 @@ static loom_status run(loom_rank *rank, void *argument) {
     for (int i = 0; i < 3; i++)
         loom__buffer_destroy(with.scratch[i]);
     return status;
-}
-
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, int64_t count) {
-    qsort(values, (size_t)count, sizeof *values, compare);
-    return values[count / 2];
 }
 
 static void print_table(bench *of) {

@@ -7,11 +7,11 @@
  * median of the others. The yardstick is taken in the same process when the training is over, so that it adds nothing
  * to the peak of memory. Processor time is noted beside the clock's, since it tells more on a machine that others use.
  */
+#include "measure.h"
 #include <megaloom/megaloom.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { WARM_UP = 2, MOST_STEPS = 1000, YARDSTICKS = 3 };
 
@@ -38,22 +38,6 @@ typedef struct figures {
     double gemm_rate, gemm_processor_rate; /* FLOP/s of the clock; FLOP a second of one processor */
     double memory;                         /* bytes of all ranks: blocks of the allocator, parameters and their state */
 } figures;
-
-static double now(clockid_t clock) {
-    struct timespec time;
-    clock_gettime(clock, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *values, int64_t count) {
-    qsort(values, (size_t)count, sizeof *values, by_value);
-    return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
-}
 
 static bool choose_model(bench *b, const char *name) {
     loom_model_config *model = &b->model;
@@ -104,12 +88,12 @@ static loom_status train_steps(loom_rank *rank, const bench *b, const run *r, fi
     double seconds[MOST_STEPS], processor[MOST_STEPS];
     for (int64_t step = 0; step < b->steps; step++) {
         LOOM_TRY(loom_barrier(loom_rank_world(rank)));
-        double start = now(CLOCK_MONOTONIC), start_processor = now(CLOCK_PROCESS_CPUTIME_ID);
+        double start = seconds_of(CLOCK_MONOTONIC), start_processor = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
         LOOM_TRY(loom_parallel_training_step(r->model, r->batches, &f->loss));
         LOOM_TRY(loom_optimizer_step(r->optimizer, NULL));
         LOOM_TRY(loom_barrier(loom_rank_world(rank)));
-        seconds[step] = now(CLOCK_MONOTONIC) - start;
-        processor[step] = now(CLOCK_PROCESS_CPUTIME_ID) - start_processor;
+        seconds[step] = seconds_of(CLOCK_MONOTONIC) - start;
+        processor[step] = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - start_processor;
     }
     f->seconds = median(seconds + WARM_UP, b->steps - WARM_UP);
     f->processor_seconds = median(processor + WARM_UP, b->steps - WARM_UP);
@@ -135,13 +119,13 @@ static loom_status measure_processor_rate(loom_rank *rank, double *rate) {
     LOOM_TRY(loom_agree(loom_rank_world(rank), a ? LOOM_OK : loom_fail(LOOM_ERR_MEMORY, "out of memory")));
     for (int i = 0; i < YARDSTICKS + 1; i++) {
         loom_status status = loom_barrier(loom_rank_world(rank));
-        double start = now(CLOCK_PROCESS_CPUTIME_ID);
+        double start = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
         if (!status)
             loom_rank_kernels(rank)->gemm(
                 loom_rank_team(rank), false, false, SIZE, SIZE, SIZE, 1, a, SIZE, a, SIZE, false, a + count, SIZE);
         if (!status)
             status = loom_barrier(loom_rank_world(rank));
-        double each = 2.0 * SIZE * SIZE * SIZE * loom_rank_count(rank) / (now(CLOCK_PROCESS_CPUTIME_ID) - start);
+        double each = 2.0 * SIZE * SIZE * SIZE * loom_rank_count(rank) / (seconds_of(CLOCK_PROCESS_CPUTIME_ID) - start);
         *rate = each > *rate ? each : *rate;
         if (status) {
             free(a);

@@ -25,5 +25,3 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   target_compile_definitions(room_kernel PRIVATE MEGALOOM_KERNELS_X86=1)
 endif()
 
-add_executable(bench_kernels EXCLUDE_FROM_ALL bench/kernels.c)
-target_link_libraries(bench_kernels PRIVATE room_kernel)

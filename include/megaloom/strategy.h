@@ -84,7 +84,9 @@ typedef struct loom_loss_reduction {
     void *context;
     /* Adds this microbatch's weighted losses to *sum and its weights to *weight; d_losses (not NULL in training) [s, b]
      * gets weight * seed. losses [s, b]. seed is 1 / (expected tokens of the global batch), and the optimizer
-     * multiplies by expected / Σ weight: so only the proportions of the weights matter. Not collective. */
+     * multiplies by expected / Σ weight: so only the proportions of the weights matter. Beside them a router's own
+     * losses weigh as a token of weight 1 each would: weights of mean 1 in a microbatch leave them their coefficients.
+     * Not collective. */
     loom_status (*forward)(void *context, const loom_batch *batch, const loom_tensor *losses, float seed, double *sum,
         double *weight, loom_tensor *d_losses);
     /* Over all microbatches and the data-parallel (times context-parallel) group: *sum and *weight become the group's,
