@@ -36,6 +36,7 @@ static void experts_are_shared_out_in_any_way(void **state) {
             .shared_gate = true,
             .schedule = "zero-bubble"},
         {.cp = 2, .experts = 4, .ep = 2, .shared_width = 16, .shared_gate = true, .precision = "bf16-mixed"},
+        {.ranks = 8, .pp = 2, .vpp = 2, .tp = 2, .sp = true, .cp = 2, .experts = 4, .ep = 2, .sharded = true},
         {.ranks = 2, .experts = 4, .ep = 2, .selective = true, .dropout = 0.1},
         {.ranks = 2, .experts = 4, .ep = 2, .precision = "bf16-mixed"},
         {.tp = 2, .sp = true, .experts = 4, .precision = "16-mixed"}};

@@ -1,4 +1,4 @@
-/* The plan's memory against what runs allocate: for two dozen layouts each rank's buffers of weights, gradients and
+/* The plan's memory against what runs allocate: for thirty layouts each rank's buffers of weights, gradients and
  * optimizer state, and the high-water mark of its allocator, within 5 % of what the plan says of its stage; where one
  * stage has the whole model, what waits for a backward, too. */
 #include "ddp/ddp.h"

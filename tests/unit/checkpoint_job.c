@@ -13,6 +13,8 @@ static void must(loom_status status) {
 }
 
 typedef struct state_of {
+    scratch folder;
+    char path[512];
     float *values; /* [SHARDS - 1][ELEMENTS]; the last shard has no data */
     char keys[SHARDS][8];
     loom_checkpoint_shard shards[SHARDS];
@@ -25,7 +27,10 @@ static void fill(state_of *s, float first) {
         s->values[i] = first + (float)(i % 65521);
 }
 
+/* A state of such values, and a folder in which it can be saved at s->path; end. */
 static void make(state_of *s, float first) {
+    s->folder = scratch_make();
+    snprintf(s->path, sizeof s->path, "%s", scratch_file(&s->folder, "c"));
     s->values = malloc((size_t)(SHARDS - 1) * ELEMENTS * sizeof *s->values);
     assert_non_null(s->values);
     fill(s, first);
@@ -41,6 +46,18 @@ static void make(state_of *s, float first) {
         s->mine[i] = i != 2; /* another rank writes it */
     }
     s->content = (loom_checkpoint_content){.shards = s->shards, .shard_count = SHARDS};
+}
+
+static void end(state_of *s) {
+    free(s->values);
+    scratch_remove(&s->folder);
+}
+
+static loom__save_job *begin(const state_of *s, const loom__save_job_config *config) {
+    loom__save_job *job = NULL;
+    must(loom__checkpoint_begin(s->path));
+    must(loom__save_job_start(s->path, &s->content, s->mine, config, &job));
+    return job;
 }
 
 /* Commits, and compares with what `fill` has made. */
@@ -83,104 +100,80 @@ static int64_t files_in(const char *path) {
 
 static void each_writer_makes_a_file_of_its_own(void **state) {
     (void)state;
-    scratch folder = scratch_make();
-    char path[512];
-    snprintf(path, sizeof path, "%s", scratch_file(&folder, "c"));
     state_of s;
     loom__checkpoint_description description = {0};
-    loom__save_job *job = NULL;
     loom__save_job_config config = {.rank = 3, .writers = WRITERS};
     make(&s, 1);
-    must(loom__checkpoint_begin(path));
-    must(loom__save_job_start(path, &s.content, s.mine, &config, &job));
+    loom__save_job *job = begin(&s, &config);
     must(loom__save_job_wait(job, &description));
     loom__save_job_destroy(job);
-    commit_and_compare(path, &description, 1);
-    assert_int_equal(files_in(path), WRITERS);
+    commit_and_compare(s.path, &description, 1);
+    assert_int_equal(files_in(s.path), WRITERS);
     free(description.data);
-    free(s.values);
-    scratch_remove(&folder);
+    end(&s);
 }
 
 static void a_copied_state_may_change_while_it_is_written(void **state) {
     (void)state;
-    scratch folder = scratch_make();
-    char path[512];
-    snprintf(path, sizeof path, "%s", scratch_file(&folder, "c"));
     state_of s;
     loom__copy_memory memory = {0};
     make(&s, 1);
     for (int round = 0; round < 2; round++) {
         loom__checkpoint_description description = {0};
-        loom__save_job *job = NULL;
         loom__save_job_config config = {.writers = WRITERS, .background = true, .memory = &memory};
         const void *before = memory.data;
-        must(loom__checkpoint_begin(path));
-        must(loom__save_job_start(path, &s.content, s.mine, &config, &job));
+        loom__save_job *job = begin(&s, &config);
         assert_true(round == 0 || memory.data == before);
         fill(&s, (float)round + 2);
         memset(s.keys, 'x', sizeof s.keys);
         must(loom__save_job_wait(job, &description));
         assert_true(loom__save_job_finished(job));
         loom__save_job_destroy(job);
-        commit_and_compare(path, &description, (float)round + 1);
+        commit_and_compare(s.path, &description, (float)round + 1);
         free(description.data);
         for (int i = 0; i < SHARDS; i++)
             snprintf(s.keys[i], sizeof s.keys[i], "w%d", i);
     }
     loom__copy_memory_free(&memory);
-    free(s.values);
-    scratch_remove(&folder);
+    end(&s);
 }
 
 static void the_owner_hears_what_a_thread_failed_of(void **state) {
     (void)state;
-    scratch folder = scratch_make();
-    char path[512];
-    snprintf(path, sizeof path, "%s", scratch_file(&folder, "c"));
     state_of s;
     loom__checkpoint_description description = {0};
-    loom__save_job *job = NULL;
     loom__copy_memory memory = {0};
     loom__save_job_config config = {.writers = WRITERS, .background = true, .memory = &memory};
     make(&s, 1);
     s.shards[1].offsets[0] = 1;
-    must(loom__checkpoint_begin(path));
-    must(loom__save_job_start(path, &s.content, s.mine, &config, &job));
+    loom__save_job *job = begin(&s, &config);
     assert_int_equal(loom__save_job_wait(job, &description), LOOM_ERR_ARGUMENT);
     assert_non_null(strstr(loom_error_message(), ".distcp: tensor 'w1': chunk [1, +300000) on axis 0"));
     loom__save_job_destroy(job);
     loom__copy_memory_free(&memory);
-    free(s.values);
-    scratch_remove(&folder);
+    end(&s);
 }
 
 static void a_small_state_is_one_file_and_an_empty_one_none(void **state) {
     (void)state;
-    scratch folder = scratch_make();
-    char path[512];
-    snprintf(path, sizeof path, "%s", scratch_file(&folder, "c"));
     state_of s;
     make(&s, 1);
     for (int64_t shards = 0; shards < 2; shards++) {
         loom__checkpoint_description description = {0};
-        loom__save_job *job = NULL;
         loom__save_job_config config = {.writers = WRITERS};
         s.shards[0].sizes[0] = s.shards[0].shape[0] = 10;
         s.content.shard_count = shards;
-        must(loom__checkpoint_begin(path));
-        must(loom__save_job_start(path, &s.content, s.mine, &config, &job));
+        loom__save_job *job = begin(&s, &config);
         must(loom__save_job_wait(job, &description));
         loom__save_job_destroy(job);
         assert_int_equal(description.bytes > 0, shards);
-        assert_int_equal(access(scratch_file(&folder, "c.tmp/__0_0.distcp"), F_OK), shards - 1);
-        assert_int_equal(access(scratch_file(&folder, "c.tmp/__0_1.distcp"), F_OK), -1);
+        assert_int_equal(access(scratch_file(&s.folder, "c.tmp/__0_0.distcp"), F_OK), shards - 1);
+        assert_int_equal(access(scratch_file(&s.folder, "c.tmp/__0_1.distcp"), F_OK), -1);
         free(description.data);
     }
-    must(loom__checkpoint_abandon(path));
-    assert_int_equal(access(scratch_file(&folder, "c.tmp"), F_OK), -1);
-    free(s.values);
-    scratch_remove(&folder);
+    must(loom__checkpoint_abandon(s.path));
+    assert_int_equal(access(scratch_file(&s.folder, "c.tmp"), F_OK), -1);
+    end(&s);
 }
 
 int main(void) {

@@ -15,6 +15,15 @@ static const product_case cases[] = {{1, 1, 1, false, 1}, {3, 5, 7, false, 1}, {
 
 enum { PADDING = 3 }; /* leading dimensions are larger than the rows */
 
+/* The result of another team, which goes on as `alone` where there is none yet; else it is freed. */
+static float *must_be_the_same(float *alone, float *found, size_t count) {
+    if (!alone)
+        return found;
+    assert_memory_equal(alone, found, count * sizeof *found);
+    free(found);
+    return alone;
+}
+
 static void product_is_near_the_double_reference(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -38,12 +47,7 @@ static void product_is_near_the_double_reference(void **state) {
                         found, ldc);
                     /* Products of numbers up to 2: k roundings of partial sums, which stay below 4 sqrt(k). */
                     assert_close(table->name, found, c64, c_count, tolerance_for(p.k, largest_of(c64, c_count)));
-                    if (alone) {
-                        assert_memory_equal(alone, found, c_count * sizeof *c);
-                        free(found);
-                    } else {
-                        alone = found;
-                    }
+                    alone = must_be_the_same(alone, found, c_count);
                 }
                 free(alone);
             }
@@ -145,12 +149,7 @@ static void grouped_products_are_near_the_double_reference(void **state) {
                     products[i].c = found + (size_t)i * c_each;
                 table->gemm_grouped(teams[team], trans_a, trans_b, PRODUCTS, products, lda, ldb, ldc);
                 assert_close(table->name, found, c64, c_count, tolerance_for(MOST, largest_of(c64, c_count)));
-                if (alone) {
-                    assert_memory_equal(alone, found, c_count * sizeof *c);
-                    free(found);
-                } else {
-                    alone = found;
-                }
+                alone = must_be_the_same(alone, found, c_count);
             }
             free(alone);
         }
