@@ -163,6 +163,8 @@ static void add_reductions(const loom__plan_sizes *sizes, const loom__plan_model
 
 /* ---- nodes ---- */
 
+enum { MEMBERS_ASKED = 1 << 12 };
+
 typedef struct steps {
     double all, apart; /* in units of one message between two members; those between nodes */
 } steps;
@@ -181,20 +183,22 @@ static steps of_pairs(const loom_layout *layout, loom_group_kind kind, int64_t i
     return (steps){n * (n - 1), n * (n - 1) - inside};
 }
 
-/* Every member to the next, the last one to the first `closes` times for one of each other step. */
+/* Every member to the next, the last one to the first `closes` times for one of each other step. Of a long ring the
+ * beginning speaks for the whole: its members lie on the nodes in a pattern that soon repeats. */
 static steps of_ring(const loom_layout *layout, loom_group_kind kind, int64_t index, int64_t node, double closes) {
-    int64_t size = loom_layout_group_size(layout, kind, index);
-    steps made = {(double)(size - 1) + closes, 0};
-    for (int64_t place = 0; place < size; place++) {
-        bool apart = loom_layout_group_member(layout, kind, index, place) / node !=
-                     loom_layout_group_member(layout, kind, index, (place + 1) % size) / node;
-        made.apart += apart ? place + 1 < size ? 1 : closes : 0;
+    int64_t size = loom_layout_group_size(layout, kind, index), seen = size < MEMBERS_ASKED ? size : MEMBERS_ASKED;
+    int64_t first = loom_layout_group_member(layout, kind, index, 0) / node, before = first;
+    steps made = {(double)(seen - 1) + closes, 0};
+    for (int64_t place = 1; place < seen; place++) {
+        int64_t now = loom_layout_group_member(layout, kind, index, place) / node;
+        made.apart += now != before;
+        before = now;
     }
+    made.apart += loom_layout_group_member(layout, kind, index, size - 1) / node != first ? closes : 0;
     return made;
 }
 
 static double across(const loom__plan_sizes *sizes, loom__plan_flow number, int64_t node) {
-    enum { MEMBERS_ASKED = 1 << 13 };
     const struct flow flow = flow_of(sizes, number);
     const loom_layout *layout = &sizes->layout;
     int64_t count = loom_layout_group_count(layout, flow.group), size = loom_layout_group_size(layout, flow.group, 0);
