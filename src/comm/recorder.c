@@ -52,7 +52,16 @@ bool loom__board_abort(loom__board *board, int rank, loom_status status, const c
 }
 
 bool loom__board_claim_report(loom__board *board) {
-    return atomic_exchange(&board->reported, 1) == 0;
+    uint32_t none = LOOM__REPORT_NONE;
+    return atomic_compare_exchange_strong(&board->reported, &none, LOOM__REPORT_CLAIMED);
+}
+
+void loom__board_told(loom__board *board) {
+    atomic_store(&board->reported, LOOM__REPORT_TOLD);
+}
+
+bool loom__board_telling(loom__board *board) {
+    return atomic_load(&board->reported) == LOOM__REPORT_CLAIMED;
 }
 
 /* Text <-> atomic words; `words` * 8 bytes, always ended by a 0. */

@@ -75,10 +75,12 @@ typedef struct loom__page {
     _Atomic uint32_t forgot; /* the rank has made more groups than are kept here */
 } loom__page;
 
+typedef enum loom__report_state { LOOM__REPORT_NONE, LOOM__REPORT_CLAIMED, LOOM__REPORT_TOLD } loom__report_state;
+
 typedef struct loom__board {
     _Atomic uint32_t claimed;  /* a rank is writing the message */
     _Atomic uint32_t aborted;  /* the run ends; rank, status and message below are valid */
-    _Atomic uint32_t reported; /* somebody has told a person why */
+    _Atomic uint32_t reported; /* a rank tells a person why, or has told: a loom__report_state */
     int32_t rank, status;
     char message[LOOM__MESSAGE];
     int32_t pages;
@@ -91,8 +93,11 @@ bool loom__board_abort(loom__board *board, int rank, loom_status status, const c
 static inline bool loom__board_aborted(loom__board *board) {
     return atomic_load_explicit(&board->aborted, memory_order_seq_cst) != 0;
 }
-/* True for the first caller only: it is the one that tells a person. */
+/* True for the first caller only: it is the one that tells a person, and says so with loom__board_told. */
 bool loom__board_claim_report(loom__board *board);
+void loom__board_told(loom__board *board);
+/* Whether the rank that claimed the report is still at it. */
+bool loom__board_telling(loom__board *board);
 
 /* Fills in who the page belongs to: rank, pid, pid namespace. */
 void loom__page_open(loom__page *page, int rank);

@@ -13,6 +13,7 @@ static loom_status log_failure(const loom_run_options *options, loom_status stat
 
 #if MEGALOOM_MPI
 #include <mpi.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +25,7 @@ static loom_status log_failure(const loom_run_options *options, loom_status stat
 
 /* A signal handler has no argument; this is what it may look at. Set while a run is under way. */
 static loom__board *_Atomic signal_board;
+static atomic_bool tells; /* this process has claimed the report and writes it to the log */
 
 static void write_line(const char *text) {
     char whole[LOOM__MESSAGE + 16];
@@ -50,9 +52,10 @@ static void write_page(const loom__page *page, bool dead) {
     write_line(text);
 }
 
-/* mpirun sends SIGTERM as soon as a process has died, and SIGKILL a second later. Only calls that are safe here are
- * made. */
+/* mpirun sends SIGTERM as soon as a process has died, and SIGKILL a second later or as soon as one more has: a rank
+ * that went before the report is written would take the writer with it. Only calls that are safe here are made. */
 static void on_sigterm(int signal_number) {
+    enum { WAITS = 90, WAIT_MILLISECONDS = 10 };
     loom__board *board = signal_board;
     if (board && loom__board_claim_report(board)) {
         bool known = loom__board_aborted(board);
@@ -71,17 +74,29 @@ static void on_sigterm(int signal_number) {
         for (int i = 0; i < board->pages; i++)
             if (!loom__page_process_is_dead(&board->page[i]))
                 write_page(&board->page[i], false);
+        loom__board_told(board);
     }
+    if (board && atomic_load(&tells) && loom__board_telling(board))
+        return; /* to the report, after which the run ends */
+    for (int i = 0; board && i < WAITS && loom__board_telling(board); i++)
+        poll(NULL, 0, WAIT_MILLISECONDS);
     signal(signal_number, SIG_DFL);
     raise(signal_number);
 }
 
 static void report(const loom_run_options *options, loom__board *board, const char *text) {
-    if (!options->log || !loom__board_claim_report(board))
+    if (!options->log)
         return;
+    atomic_store(&tells, true); /* before the claim: a signal may come between the two */
+    if (!loom__board_claim_report(board)) {
+        atomic_store(&tells, false);
+        return;
+    }
     options->log(options->log_context, LOOM_LOG_ERROR, text);
     if (board->status == LOOM_ERR_TIMEOUT || board->status == LOOM_ERR_COMM)
         loom__board_dump(board, options->log, options->log_context);
+    loom__board_told(board);
+    atomic_store(&tells, false);
 }
 
 static void warn_about_binding(loom_rank *rank, const loom__cpus *cpus, int threads) {
