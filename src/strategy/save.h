@@ -9,8 +9,4 @@
 loom_status loom__fabric_start_save(loom_fabric *fabric, const char *path, const loom_state *state,
     const loom_state_filter *filters, int64_t filter_count);
 
-/* Tells the checkpoint I/O about how much this rank will write of a module and its optimizer, which may be NULL. It
- * cannot fail: what cannot be saved is told by the save. */
-void loom__fabric_expect_save(loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer);
-
 #endif
