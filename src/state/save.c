@@ -1,11 +1,11 @@
 /* Saving a state: every rank lists the chunks and objects that it holds, also those that others hold as well, and hands
  * the list to the checkpoint I/O. The invariant: each chunk has one main holder among the ranks, and a chunk's bytes
  * are the same on all that hold it. */
-#include "strategy/save.h"
+#include "state/save.h"
 #include "model/gpt.h"
 #include "optim/optim.h"
-#include "strategy/context.h"
-#include "strategy/state.h"
+#include "state/context.h"
+#include "state/state.h"
 #include <megaloom/checkpoint_io.h>
 #include <stdio.h>
 #include <stdlib.h>

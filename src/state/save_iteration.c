@@ -3,7 +3,7 @@
  * with the fabric until it is. */
 #include "checkpoint/writer.h"
 #include "format/torch_file.h"
-#include "strategy/save.h"
+#include "state/save.h"
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>

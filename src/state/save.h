@@ -1,6 +1,6 @@
 /* What the files of a save share. */
-#ifndef STRATEGY_SAVE_H
-#define STRATEGY_SAVE_H
+#ifndef STATE_SAVE_H
+#define STATE_SAVE_H
 
 #include "strategy/strategy.h"
 #include <megaloom/state.h>
