@@ -23,6 +23,6 @@ foreach(ranks 2 3 4)
   loom_mpi_test(context_${ranks} ${ranks} parallel_context mpi)
   loom_mpi_test(experts_${ranks} ${ranks} parallel_experts mpi)
 endforeach()
-set_tests_properties(parallel.mpi_ends parallel.mpi_collectives PROPERTIES LABELS "parallel;mpi"
+set_tests_properties(parallel.mpi_ends parallel.mpi_late parallel.mpi_collectives PROPERTIES LABELS "parallel;mpi"
   ENVIRONMENT "${mpi_environment}")
 set_tests_properties(parallel.pipeline_steps parallel.exchanges_end PROPERTIES ENVIRONMENT MEGALOOM_MPIRUN=${MPIEXEC_EXECUTABLE})
