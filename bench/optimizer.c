@@ -122,7 +122,7 @@ static loom_status run(loom_rank *rank, void *argument) {
     loom__optimizer_destroy(with.optimizer);
     loom__ddp_destroy(ddp);
     for (int i = 0; i < 3; i++)
-        loom__buffer_destroy(with.scratch[i]);
+        loom__buffer_destroy(rank, with.scratch[i]);
     return status;
 }
 

@@ -300,7 +300,7 @@ loom_status loom_cli_check_same(loom_rank *rank, const loom_run_config *config) 
         status = loom_broadcast(world, first, length, LOOM_U8, 0);
     if (!status)
         status = loom_agree(world, compare_texts(mine.text, first));
-    free(first);
+    loom_comm_free(world, first);
     free(mine.text);
     return status;
 }

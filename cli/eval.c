@@ -189,8 +189,8 @@ static loom_status compute(loom_fabric *fabric, loom_parallel *parallel, const e
         status = loom_fail(LOOM_ERR_ARGUMENT, "none of the labels counts: there is no loss");
     if (!status && loom_rank_index(loom_fabric_rank(fabric)) == 0)
         printf("loss %.9g over %.0f tokens\n", result.loss, result.tokens);
-    free(kept.values);
-    free(all);
+    loom_comm_free(dp, kept.values);
+    loom_comm_free(dp, all);
     loom_batches_destroy(batches);
     return status;
 }

@@ -286,7 +286,7 @@ static loom_status run_rank(loom_rank *rank, void *argument) {
         status = run_steps(&r);
     if (!status && loom_rank_index(rank) == 0)
         r.given->out->steps = r.step - 1;
-    free(r.activations);
+    loom_comm_free(loom_rank_world(rank), r.activations);
     free(r.seen);
     loom_batches_destroy(r.batches);
     loom_batches_destroy(r.valid);

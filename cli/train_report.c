@@ -129,7 +129,7 @@ static loom_status gather_ranks(const loom_cli_train_report *report, const loom_
     if (!status)
         status = loom_all_gather(world, &mine, all, sizeof mine, LOOM_U8);
     if (status) {
-        free(all);
+        loom_comm_free(world, all);
         return status;
     }
     *ranks = all;

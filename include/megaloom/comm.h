@@ -22,8 +22,10 @@
  * then has started nothing.
  *
  * After a failed wait or a cancel on thread ranks the buffers are the caller's again. MPI cannot promise that: a
- * message may still come into them whenever the process calls MPI. Under MPI the memory of an unfinished operation must
- * not be freed or used again before MPI_Finalize has returned.
+ * message may still come into them, or be read from them, whenever the process calls MPI. Under MPI a buffer of at most
+ * LOOM_COPIED_BYTES is the caller's again all the same, since the operation works in a copy: it may lie on the stack.
+ * Larger ones of an unfinished operation must not be freed or used again before MPI_Finalize has returned: they are
+ * allocated, and freed with loom_comm_free, which knows. Tensors of the library know too.
  *
  * Threads. A group belongs to the rank's own thread; no other may use it. */
 #ifndef MEGALOOM_COMM_H
@@ -36,7 +38,8 @@ extern "C" {
 #endif
 
 #define LOOM_REDUCE_BLOCK 16
-#define LOOM_TAG_COUNT 8000 /* tags of messages are 0 … LOOM_TAG_COUNT-1 */
+#define LOOM_TAG_COUNT 8000    /* tags of messages are 0 … LOOM_TAG_COUNT-1 */
+#define LOOM_COPIED_BYTES 4096 /* a buffer of at most this is the caller's again after a failure, under MPI too */
 
 typedef struct loom_comm loom_comm;
 typedef struct loom_request loom_request;
@@ -83,6 +86,10 @@ LOOM_API loom_status loom_wait(loom_request *request);
  * status `why` and this thread's error message, and the buffers are as after a failed wait (see the top). NULL is
  * accepted. */
 LOOM_API void loom_cancel(loom_request *request, loom_status why);
+/* free(memory), of what operations of the rank may have had as buffers: after a failure under MPI the memory stays
+ * allocated until the process ends, where it may be that of an unfinished operation. After the wait or cancel of each
+ * operation that has it. NULL is accepted, also as group, which is a group of the caller alone. */
+LOOM_API void loom_comm_free(const loom_comm *comm, void *memory);
 /* Moves all outstanding operations of the rank on; *done tells whether this one has finished (loom_wait still frees
  * it). Has no time limit of its own: who polls for long ends with loom_wait, which does. */
 LOOM_API loom_status loom_test(loom_request *request, bool *done);

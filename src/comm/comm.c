@@ -135,6 +135,11 @@ void loom__request_free(loom_request *request) {
     release_comm(comm);
 }
 
+void loom_comm_free(const loom_comm *comm, void *memory) {
+    if (!comm || !comm->endpoint->lent)
+        free(memory);
+}
+
 bool loom__endpoint_destroy(loom__endpoint *endpoint) {
     if (!endpoint)
         return true;
@@ -209,22 +214,28 @@ static loom_status check_call(const loom_comm *comm, const loom__call *call) {
     return LOOM_OK;
 }
 
+void loom__request_sizes(const loom_request *request, uint64_t *in, uint64_t *out) {
+    const loom_comm *comm = request->comm;
+    *in = *out = request->bytes;
+    if (request->operation == LOOM__ALL_GATHER)
+        *in = (uint64_t)request->counts[comm->place] * loom_dtype_size(request->dtype);
+    if (request->operation == LOOM__REDUCE_SCATTER)
+        *out = (uint64_t)request->counts[comm->place] * loom_dtype_size(request->dtype);
+    if (request->operation == LOOM__ALL_TO_ALL)
+        total_bytes(request->receive_counts, comm->size, request->dtype, out);
+    if (request->operation == LOOM__SEND)
+        *out = 0;
+    if (request->operation == LOOM__RECEIVE)
+        *in = 0;
+}
+
 /* Checks buffers against sizes, which are known once the counts are in the request. */
 static loom_status check_buffers(const loom_request *request) {
     const loom_comm *comm = request->comm;
     const char *name = loom__operation_name(request->operation);
     size_t element = loom_dtype_size(request->dtype);
-    uint64_t in = request->bytes, out = in;
-    if (request->operation == LOOM__ALL_GATHER)
-        in = (uint64_t)request->counts[comm->place] * element;
-    if (request->operation == LOOM__REDUCE_SCATTER)
-        out = (uint64_t)request->counts[comm->place] * element;
-    if (request->operation == LOOM__ALL_TO_ALL)
-        total_bytes(request->receive_counts, comm->size, request->dtype, &out);
-    if (request->operation == LOOM__SEND)
-        out = 0;
-    if (request->operation == LOOM__RECEIVE)
-        in = 0;
+    uint64_t in, out;
+    loom__request_sizes(request, &in, &out);
     if ((in > 0 && !request->in) || (out > 0 && !request->out))
         return loom_fail(LOOM_ERR_ARGUMENT, "%s in group %s: a buffer is NULL where %llu bytes are expected", name,
             comm->name, (unsigned long long)(in > 0 && !request->in ? in : out));

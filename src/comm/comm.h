@@ -18,8 +18,8 @@ typedef struct loom__backend {
     /* Moves the request on without waiting; sets request->done at its end. An error goes through loom__endpoint_fail.
      */
     loom_status (*advance)(loom_request *request);
-    /* Frees request->state; after a failure the request may not be done: sets endpoint->lent when its buffers may still
-     * be written to. */
+    /* Frees request->state; after a failure the request may not be done: sets endpoint->lent when its buffers, or those
+     * of other requests, may still be read or written. */
     void (*release)(loom_request *request);
     /* After a failure: returns when no other rank reads this rank's memory any more. */
     void (*quiesce)(loom__endpoint *endpoint);
@@ -91,7 +91,7 @@ struct loom__endpoint {
     loom_request *first, *last;
     bool progressing;
     const loom__comm_watch *watch; /* NULL = nobody watches */
-    bool lent;                     /* a request was dropped whose buffers may still be written to */
+    bool lent;                     /* a request was dropped, and buffers may still be read or written */
     loom_status failure;
     char failure_text[LOOM__MESSAGE];
     void *state;
@@ -152,6 +152,8 @@ loom_status loom__endpoint_status(const loom__endpoint *endpoint);
 extern const loom__backend loom__self_backend;
 loom__page *loom__endpoint_page(const loom__endpoint *endpoint, int global_rank); /* NULL on another machine */
 void loom__request_done(loom_request *request);
+/* Bytes of the request's input and output, as the operation's declaration gives them. */
+void loom__request_sizes(const loom_request *request, uint64_t *in, uint64_t *out);
 /* The clock at which the request is done goes to *ended, at once where it is done already; until loom_wait for it
  * returns. */
 void loom__request_time(loom_request *request, uint64_t *ended);

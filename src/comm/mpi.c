@@ -6,14 +6,16 @@
  * about a size. All is non-blocking and polled. A range longer than the chunk limit goes as several messages, in order,
  * through the one door below.
  *
- * Invariant: after a failure MPI is not called again for this endpoint, and buffers that MPI may still write to are not
- * freed. A message (send, receive) begins with both sides telling each other their size, so that a mismatch is known on
- * both before any data moves. */
+ * Invariant: after a failure MPI is not called again for this endpoint, and what MPI may still read or write is not
+ * freed: neither a request's own memory nor, where a buffer of the caller is small, its copy, which is what MPI was
+ * given. A message (send, receive) begins with both sides telling each other their size, so that a mismatch is known
+ * on both before any data moves. */
 #include "comm/mpi_world.h"
 
 #if MEGALOOM_MPI
 #include "base/parts.h"
 #include "comm/reduce.h"
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -37,6 +39,7 @@ enum {
     TAG_END
 };
 _Static_assert(TAG_END <= 32767, "MPI promises tags up to 32767");
+_Static_assert(LOOM_COPIED_BYTES <= SMALL_REDUCE, "MPI writes to the output of an all-reduce that is copied");
 
 enum { STAGE_NEW, STAGE_FIRST, STAGE_SECOND };
 
@@ -58,6 +61,9 @@ typedef struct mpi_request {
     size_t stride;
     int64_t mine[2], theirs[2]; /* count and dtype of the two sides of a message */
     MPI_Request header;
+    void *result; /* where the copy of the output goes at the end; NULL: it was not copied */
+    size_t result_bytes;
+    _Alignas(max_align_t) char copies[];
 } mpi_request;
 
 static loom__mpi_world *world_of(const loom_comm *comm) {
@@ -70,6 +76,13 @@ static loom_status fail_mpi(loom_request *request, int error) {
     MPI_Error_string(error, reason, &length);
     loom__request_describe(request, what, sizeof what);
     return loom__endpoint_fail(request->comm->endpoint, LOOM_ERR_COMM, "%s: MPI reports: %s", what, reason);
+}
+
+static void finish(loom_request *request) {
+    const mpi_request *state = request->state;
+    if (state->result)
+        memcpy(state->result, request->out, state->result_bytes);
+    loom__request_done(request);
 }
 
 /* Scratch that is kept from one operation to the next, since fresh pages cost more than the sums. */
@@ -405,14 +418,14 @@ static loom_status advance_collective(loom_request *request) {
             return LOOM_OK;
         LOOM_TRY(after_first(request, &more));
         if (!more) {
-            loom__request_done(request);
+            finish(request);
             return LOOM_OK;
         }
         request->stage = STAGE_SECOND;
     }
     LOOM_TRY(test_exchange(request, &finished));
     if (finished)
-        loom__request_done(request);
+        finish(request);
     return LOOM_OK;
 }
 
@@ -457,17 +470,45 @@ static loom_status advance_message(loom_request *request) {
     bool finished = false;
     LOOM_TRY(test_exchange(request, &finished));
     if (finished)
-        loom__request_done(request);
+        finish(request);
     return LOOM_OK;
 }
 
 /* The backend's table. */
 
-static loom_status start(loom_request *request) {
-    mpi_request *state = calloc(1, sizeof *state);
+/* Bytes of the caller's buffers that MPI reads and writes itself, but for those too large to be copied: sums are
+ * written by this room, at an end. */
+static void copied_bytes(const loom_request *request, size_t *in, size_t *out) {
+    uint64_t reads, writes;
+    bool reduces = request->operation == LOOM__ALL_REDUCE || request->operation == LOOM__REDUCE_SCATTER;
+    bool broadcasts = request->operation == LOOM__BROADCAST, is_root = request->peer == request->comm->place;
+    loom__request_sizes(request, &reads, &writes);
+    *in = reads > LOOM_COPIED_BYTES || (broadcasts && !is_root) ? 0 : (size_t)reads;
+    *out = writes > LOOM_COPIED_BYTES || reduces || (broadcasts && is_root) ? 0 : (size_t)writes;
+}
+
+/* The request works in copies of the caller's small buffers, behind its state, with which they outlive a failure. */
+static loom_status make_state(loom_request *request) {
+    size_t in, out;
+    copied_bytes(request, &in, &out);
+    size_t before_out = (in + _Alignof(max_align_t) - 1) / _Alignof(max_align_t) * _Alignof(max_align_t);
+    mpi_request *state = malloc(sizeof *state + before_out + out);
     if (!state)
         return loom_fail(LOOM_ERR_MEMORY, "group %s: out of memory", request->comm->name);
+    memset(state, 0, sizeof *state);
+    if (in > 0)
+        request->in = memcpy(state->copies, request->in, in);
+    if (out > 0) {
+        state->result = request->out;
+        state->result_bytes = out;
+        request->out = state->copies + before_out;
+    }
     request->state = state;
+    return LOOM_OK;
+}
+
+static loom_status start(loom_request *request) {
+    LOOM_TRY(make_state(request));
     loom_status status = LOOM_OK;
     if (request->operation >= LOOM__SEND)
         status = start_message(request);

@@ -1,6 +1,7 @@
 /* Buffers of parameters, gradients and moments: long lived and walked from end to end, so they ask for huge pages and
  * are touched first by the threads that will work on them. */
 #include "ddp/buffer.h"
+#include <megaloom/comm.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -37,6 +38,6 @@ loom_status loom__buffer_create(loom_rank *rank, loom_dtype dtype, int64_t eleme
     return LOOM_OK;
 }
 
-void loom__buffer_destroy(void *buffer) {
-    free(buffer);
+void loom__buffer_destroy(loom_rank *rank, void *buffer) {
+    loom_comm_free(loom_rank_world(rank), buffer);
 }

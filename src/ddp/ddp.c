@@ -297,11 +297,11 @@ void loom__ddp_destroy(loom__ddp *ddp) {
         parameter->data16 = NULL;
         parameter->await_data = NULL;
     }
-    loom__buffer_destroy(ddp->view.grad);
-    loom__buffer_destroy(ddp->view.data);
-    loom__buffer_destroy(ddp->view.data16);
-    loom__buffer_destroy(ddp->view.master);
-    loom__buffer_destroy(ddp->reduced16);
+    loom__buffer_destroy(ddp->rank, ddp->view.grad);
+    loom__buffer_destroy(ddp->rank, ddp->view.data);
+    loom__buffer_destroy(ddp->rank, ddp->view.data16);
+    loom__buffer_destroy(ddp->rank, ddp->view.master);
+    loom__buffer_destroy(ddp->rank, ddp->reduced16);
     free(ddp->places);
     free(ddp->buckets);
     free(ddp->parts);

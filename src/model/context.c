@@ -52,7 +52,10 @@ static loom_status join_documents(
     int64_t inner = loom_comm_size(group), rows = s / 2;
     loom_tensor *gathered;
     LOOM_TRY(loom_tensor_create(rank, LOOM_I32, 3, (int64_t[]){inner, b, s}, &gathered));
-    loom_status status = loom_all_gather(group, mine, gathered->data, b * s, LOOM_I32);
+    /* From its place in the tensor, which outlives a failure; the batch does not. */
+    int32_t *place = (int32_t *)gathered->data + loom_comm_rank(group) * b * s;
+    memcpy(place, mine, (size_t)(b * s) * sizeof *place);
+    loom_status status = loom_all_gather(group, place, gathered->data, b * s, LOOM_I32);
     for (int64_t m = 0; !status && m < inner; m++)
         for (int64_t j = 0; j < b; j++) {
             const int32_t *from = (const int32_t *)gathered->data + (m * b + j) * s;

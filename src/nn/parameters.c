@@ -224,7 +224,7 @@ static loom_status find_stages(const loom__parameter_set *set, loom_comm *pp, co
             status = loom_fail(LOOM_ERR_STATE, "%s is held by %lld stages of the pipeline, expected 1",
                 spec->parameters[i].name, (long long)holders[i]);
     }
-    free(holders);
+    loom_comm_free(pp ? pp : set->experts, holders);
     return status;
 }
 
@@ -249,7 +249,7 @@ static loom_status visit_one(const loom__parameter_set *set, const places *at, i
         canonical[i] *= factor;
     if (!status)
         status = body(context, number, canonical);
-    free(canonical);
+    loom_comm_free(tp ? tp : pp ? pp : set->experts, canonical);
     return status;
 }
 

@@ -162,7 +162,7 @@ void loom__optimizer_destroy(loom_optimizer *optimizer) {
     free(optimizer->groups);
     free(optimizer->counted);
     for (int i = 0; i < optimizer->state.count; i++)
-        loom__buffer_destroy(optimizer->state.arrays[i].values);
+        loom__buffer_destroy(optimizer->rank, optimizer->state.arrays[i].values);
     free(optimizer);
 }
 

@@ -30,12 +30,6 @@ static inline int loom__group_size(const loom_comm *group) {
     return group ? loom_comm_size(group) : 1;
 }
 
-/* Frees what the group (or NULL) sends and receives, but not after a failure that leaves MPI with a use for it. */
-static inline void loom__free_sent(const loom_comm *group, void *memory) {
-    if (!group || !group->endpoint->lent)
-        free(memory);
-}
-
 /* [s/tp, b, h] of every rank -> [s, b, h]; pending on the output. */
 loom_status loom__gather_sequence_start(loom_tape *tape, loom_tensor *x, loom_comm *tp, loom_tensor **full);
 /* The sum over tp of x [s, b, h]: whole in place (pending on x itself, returned retained), or this rank's [s/tp, b, h].

@@ -14,9 +14,9 @@ void loom__routed_release(loom__routed *routed) {
     free(routed->routing.chosen);
     free(routed->routing.map);
     free(routed->routing.probs64);
-    loom__free_sent(routed->groups.all, routed->counts);
+    loom_comm_free(routed->groups.all, routed->counts);
     free(routed->token);
-    loom__free_sent(routed->groups.all, routed->source_counts);
+    loom_comm_free(routed->groups.all, routed->source_counts);
     free(routed->local_counts);
     free(routed);
 }
@@ -154,7 +154,7 @@ static void free_state(route_state *state) {
     loom__routed_release(state->routed);
     loom_tensor_release(state->d_logits);
     for (const struct balance_loss *b = state->balance; b < state->balance + LOOM__BALANCES; b++)
-        loom__free_sent(b->group, b->weights);
+        loom_comm_free(b->group, b->weights);
 }
 
 static void route_release(loom_node *node) {

@@ -59,7 +59,7 @@ loom_status loom__router_memories_end_step(
         if (!sums)
             return loom_fail(LOOM_ERR_MEMORY, "out of memory for the counts of %lld routers", (long long)count);
         loom_status status = move_biases(memories, count, group, rate, sums);
-        loom__free_sent(group, sums);
+        loom_comm_free(group, sums);
         LOOM_TRY(status);
     }
     for (int64_t i = 0; i < count; i++) {

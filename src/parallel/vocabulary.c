@@ -284,6 +284,6 @@ loom_status loom__gather_logits(loom_tensor *logits, int64_t vocabulary, loom_co
                 widen(logits->dtype, all + (size_t)(r * count + row * v) * element, width,
                     out + (row % b * s + row / b) * vocabulary + first);
         }
-    free(all);
+    loom_comm_free(tp, all);
     return status;
 }

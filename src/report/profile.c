@@ -122,8 +122,8 @@ loom_status loom_profile_write(const char *path, loom_comm *comm, const loom_pro
         status = loom_all_gather_v(comm, mine, all, lengths, LOOM_U8);
     if (!status)
         status = loom_agree(comm, loom_comm_rank(comm) == 0 ? write_file(path, all, lengths, members, steps) : LOOM_OK);
-    free(all);
-    free(mine);
-    free(lengths);
+    loom_comm_free(comm, all);
+    loom_comm_free(comm, mine);
+    loom_comm_free(comm, lengths);
     return status;
 }

@@ -6,6 +6,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/task.h"
 #include <stdlib.h>
+#include <string.h>
 
 enum { TAG = 0 };
 
@@ -200,7 +201,7 @@ static loom_status meet(sharing *s) {
         status = loom_all_gather_v(s->group, s->r->wishes, all, s->counts + s->members, LOOM_I64);
     if (!status)
         status = loom_agree(s->group, list_wishers(s, all));
-    free(all);
+    loom_comm_free(s->group, all);
     return status;
 }
 
@@ -209,12 +210,24 @@ static void keep_failure(sharing *s, loom_status status) {
         s->failed = status;
 }
 
+/* What is sent lies in memory that outlives a failure. The checkpoint, which the caller closes then, does not. */
+static const float *outside_of_file(const reading *r, const loom__chunk_wish *wish, const float *values) {
+    for (int i = 0; i < 2; i++) {
+        uintptr_t first = (uintptr_t)r->memory[i].memory, at = (uintptr_t)values;
+        if (first && at >= first && at < first + r->memory[i].room)
+            return values;
+    }
+    return values == r->own ? values : memcpy(r->own, values, (size_t)elements_of(r, wish) * sizeof *values);
+}
+
 /* Reads this rank's chunk of a round, takes it, and starts to send it. */
 static loom_status give(sharing *s, const shared *chunk) {
     const wisher *first = &s->wishers[chunk->first];
     const float *values = NULL;
     if (!s->failed)
         keep_failure(s, read_one(s->r, chunk->round, &values));
+    if (!s->failed && chunk->count > 1)
+        values = outside_of_file(s->r, &first->wish, values);
     for (int64_t i = 0; i < chunk->count; i++) {
         int64_t member = first[i].member;
         if (member != s->me)
@@ -267,7 +280,7 @@ static loom_status read_together(loom_comm *group, loom_status prepared, reading
         status = exchange(&s, &at);
     for (int m = 0; s.sends && m < s.members; m++)
         loom_cancel(s.sends[m], status);
-    free(s.counts);
+    loom_comm_free(group, s.counts);
     free(s.wishers);
     free(s.chunks);
     loom__task_drop(&r->fetch);
@@ -292,10 +305,10 @@ loom_status loom__chunks_read(const loom__chunk_source *from, loom_status prepar
     else if (!prepared)
         status = read_alone(&r);
     loom__task_drop(&r.fetch);
-    loom__chunk_memory_free(&r.memory[0]);
-    loom__chunk_memory_free(&r.memory[1]);
+    for (int i = 0; i < 2; i++)
+        loom_comm_free(group, r.memory[i].memory);
     loom_value_pool_destroy(r.pool);
-    free(r.own);
-    free(r.other);
+    loom_comm_free(group, r.own);
+    loom_comm_free(group, r.other);
     return status;
 }

@@ -284,7 +284,7 @@ static loom_status read_wants(reading *r, loom_status prepared) {
         prepared = list_wishes(&f);
     loom__chunk_source source = source_of(r->load, r->experts);
     loom_status status = loom__chunks_read(&source, prepared, f.wishes, f.count, take_chunk, &f);
-    free(f.wishes);
+    loom_comm_free(source.group, f.wishes);
     free(f.first);
     loom__reshard_plan_destroy(plan);
     return status;

@@ -123,9 +123,9 @@ static loom_status gather(megatron_io *io, const loom__checkpoint_description *m
                              (long long)total));
     if (!status)
         status = loom_all_gather_v(world, mine->data, all, counts, LOOM_U8);
-    free(counts);
+    loom_comm_free(world, counts);
     if (status)
-        free(all);
+        loom_comm_free(world, all);
     else
         io->commit.all = (loom__checkpoint_description){all, (size_t)total};
     return status;
@@ -136,7 +136,7 @@ static loom_status end_files(megatron_io *io) {
     loom_status status = loom_agree(world_of(io), loom__save_job_wait(io->job, &mine));
     if (!status)
         status = gather(io, &mine);
-    free(mine.data);
+    loom_comm_free(world_of(io), mine.data);
     LOOM_TRY(status);
     loom__save_job_destroy(io->job);
     io->job = NULL;

@@ -113,7 +113,7 @@ static loom_status join_positions(
                 memcpy(whole + (j * part->s * cp + begin[half]) * vocabulary,
                     all + member * count + (j * part->s + half * rows) * vocabulary, run);
     }
-    free(all);
+    loom_comm_free(context, all);
     return status;
 }
 
@@ -149,7 +149,7 @@ static loom_status hand_out_logits(const step_work *work, const microbatch *m, l
         status = loom_broadcast(groups[LOOM_GROUP_PP], whole, count, LOOM_F32, (int)parallel->stages - 1);
     if (!status)
         status = give_logits(work, m, vocabulary, whole, count);
-    free(whole);
+    loom_comm_free(groups[LOOM_GROUP_PP], whole);
     return status;
 }
 

@@ -26,14 +26,20 @@ loom_status loom_parallel_collect_router_statistics(loom_parallel *parallel, boo
         return LOOM_OK;
     if (on)
         return create(config, &parallel->router_collector);
-    loom__router_collector_destroy(parallel->router_collector);
-    parallel->router_collector = NULL;
-    parallel->router_statistics = NULL;
+    loom__routers_forget(parallel);
     return LOOM_OK;
 }
 
 const loom_router_statistics *loom_parallel_router_statistics(const loom_parallel *parallel) {
     return parallel->router_statistics;
+}
+
+void loom__routers_forget(loom_parallel *parallel) {
+    /* The sums are the collector's own, and MPI may have a use for them after a failure. */
+    if (!parallel->fabric->rank->endpoint->lent)
+        loom__router_collector_destroy(parallel->router_collector);
+    parallel->router_collector = NULL;
+    parallel->router_statistics = NULL;
 }
 
 void loom__routers_begin_step(loom_parallel *parallel) {

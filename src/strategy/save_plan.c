@@ -151,8 +151,8 @@ static loom_status meet(loom_comm *group, const record *mine, loom__save_plan *p
         status = loom_all_gather_v(group, mine, all, counts + members, LOOM_I64);
     if (!status)
         status = loom_agree(group, share(counts, members, loom_comm_rank(group), all, total, plan));
-    free(all);
-    free(counts);
+    loom_comm_free(group, all);
+    loom_comm_free(group, counts);
     return status;
 }
 
@@ -207,6 +207,6 @@ loom_status loom__save_plan_make(
         status = meet(group, records, plan);
     if (status)
         loom__save_plan_free(plan);
-    free(records);
+    loom_comm_free(group, records);
     return status;
 }

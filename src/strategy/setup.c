@@ -224,7 +224,7 @@ static loom_status check_owners(const loom_parallel *parallel) {
     loom_status status = check_owners_of(parallel, false, owned);
     if (!status)
         status = check_owners_of(parallel, true, owned);
-    free(owned);
+    loom_comm_free(loom_rank_world(parallel->fabric->rank), owned);
     return status;
 }
 
@@ -357,14 +357,14 @@ void loom_parallel_destroy(loom_parallel *parallel) {
     unregister_optimizer(parallel);
     loom__optimizer_destroy(parallel->optimizer);
     loom__trace_free(parallel);
-    loom__router_collector_destroy(parallel->router_collector);
+    loom__routers_forget(parallel);
     loom__pipeline_destroy(parallel->pipeline);
     loom_schedule_list_free(&parallel->training.list);
     loom_schedule_list_free(&parallel->evaluation.list);
     loom__ddp_destroy(parallel->ddp);
     destroy_module(parallel->module);
     free(parallel->partial);
-    free(parallel->partial_buffer);
+    loom_comm_free(loom_rank_world(parallel->fabric->rank), parallel->partial_buffer);
     free(parallel->narrow_values);
     parallel->fabric->modules--;
     free(parallel);

@@ -109,9 +109,9 @@ static loom_status gather_bytes(loom_comm *group, const void *mine, int64_t byte
     if (!status)
         status = loom_all_to_all_v(group, mine, given, together, taken, LOOM_U8);
     free(given);
-    free(taken);
+    loom_comm_free(group, taken);
     if (status) {
-        free(together);
+        loom_comm_free(group, together);
         return status;
     }
     *all = together;
@@ -135,7 +135,7 @@ static loom_status gather(const loom_parallel *parallel, loom_comm *group, int64
     }
     if (!status)
         status = gather_bytes(group, mine, count * (int64_t)sizeof *mine, &events, &bytes);
-    free(mine);
+    loom_comm_free(group, mine);
     LOOM_TRY(status);
     *all = events;
     *all_count = bytes / (int64_t)sizeof **all;
@@ -159,7 +159,7 @@ static loom_status gather_spans(
     }
     if (!status)
         status = gather_bytes(loom_rank_world(rank), mine, count * (int64_t)sizeof *mine, &spans, &bytes);
-    free(mine);
+    loom_comm_free(loom_rank_world(rank), mine);
     LOOM_TRY(status);
     *all = spans;
     *all_count = bytes / (int64_t)sizeof **all;
@@ -182,7 +182,7 @@ static loom_status name_rows(const loom_parallel *parallel, int64_t rows, char (
         snprintf(made[i], sizeof made[i], "rank %lld: stage %lld, tensor %lld, data %lld", (long long)i,
             (long long)places[i * PLACES + STAGE], (long long)places[i * PLACES + TENSOR],
             (long long)places[i * PLACES + DATA]);
-    free(places);
+    loom_comm_free(world, places);
     if (status) {
         free(made);
         return status;

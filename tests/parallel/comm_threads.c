@@ -503,6 +503,81 @@ static void a_cancel_ends_the_run_with_its_reason_and_all_buffers_are_free(void 
     }
 }
 
+/* Ranks read each other's memory; rank 0's buffers lie on its stack, and are gone when rank 1 comes. */
+enum { LATE_KINDS = 6, LATE_COUNT = 3000 };
+
+typedef struct late_scene {
+    int kind;
+    int64_t count;
+    atomic_bool gone, looked;
+    loom_status status; /* of the late rank */
+    bool touched;       /* something came into its memory */
+} late_scene;
+
+static loom_status late_operation(const late_scene *s, loom_comm *world, int64_t *in, int64_t *out) {
+    int me = loom_comm_rank(world);
+    switch (s->kind) {
+    case 0:
+        return loom_all_reduce(world, in, out, s->count, LOOM_I64, LOOM_SUM);
+    case 1:
+        return loom_all_gather(world, in, out, s->count / 2, LOOM_I64);
+    case 2:
+        return loom_reduce_scatter(world, in, out, s->count / 2, LOOM_I64, LOOM_SUM);
+    case 3:
+        return loom_broadcast(world, me == 0 ? in : out, s->count, LOOM_I64, 0);
+    case 4:
+        return loom_all_to_all(world, in, out, s->count / 2, LOOM_I64);
+    default:
+        return me == 0 ? loom_send(world, in, s->count, LOOM_I64, 1, 0)
+                       : loom_receive(world, out, s->count, LOOM_I64, 0, 0);
+    }
+}
+
+static __attribute__((noinline)) loom_status give_up(const late_scene *s, loom_comm *world) {
+    int64_t in[LATE_COUNT], out[LATE_COUNT];
+    for (int i = 0; i < LATE_COUNT; i++)
+        in[i] = 1;
+    return late_operation(s, world, in, out);
+}
+
+static __attribute__((noinline)) void use_the_stack(late_scene *s) {
+    volatile int64_t other[2 * LATE_COUNT];
+    for (int i = 0; i < 2 * LATE_COUNT; i++)
+        other[i] = 2;
+    atomic_store(&s->gone, other[s->count] == 2);
+    while (!atomic_load(&s->looked))
+        nap(0.001);
+}
+
+static loom_status one_comes_late(loom_rank *rank, void *argument) {
+    late_scene *s = argument;
+    static const int64_t zeros[LATE_COUNT];
+    int64_t in[LATE_COUNT] = {0}, out[LATE_COUNT] = {0};
+    if (loom_rank_index(rank) == 0) {
+        loom_status status = give_up(s, loom_rank_world(rank));
+        use_the_stack(s);
+        return status;
+    }
+    while (!atomic_load(&s->gone))
+        nap(0.001);
+    s->status = late_operation(s, loom_rank_world(rank), in, out);
+    s->touched = memcmp(out, zeros, sizeof out) != 0;
+    atomic_store(&s->looked, true);
+    return s->status;
+}
+
+static void a_late_rank_does_not_read_what_others_have_given_up(void **state) {
+    (void)state;
+    loom_run_options options = quick();
+    options.timeout = 0.1;
+    for (int i = 0; i < 2 * LATE_KINDS; i++) {
+        late_scene s = {.kind = i / 2, .count = i % 2 ? LATE_COUNT : 10};
+        assert_int_equal(loom_run_local(2, one_comes_late, &s, &options), LOOM_ERR_TIMEOUT);
+        assert_int_equal(s.status, LOOM_ERR_ABORTED);
+        assert_false(s.touched);
+    }
+}
+
 static loom_status sleeps_for_ever(loom_rank *rank, void *argument) {
     (void)argument;
     if (loom_rank_index(rank) == 2) {
@@ -591,6 +666,7 @@ int main(void) {
         cmocka_unit_test(a_request_that_was_never_waited_for_is_an_error),
         cmocka_unit_test(a_rank_that_does_not_return_is_named_after_the_timeout),
         cmocka_unit_test(a_cancel_ends_the_run_with_its_reason_and_all_buffers_are_free),
+        cmocka_unit_test(a_late_rank_does_not_read_what_others_have_given_up),
         cmocka_unit_test(a_thread_rank_that_never_comes_back_is_abandoned),
         cmocka_unit_test(the_recorder_is_written_as_lines_for_a_person),
     };
