@@ -8,7 +8,7 @@
 enum { POSITIONS = 48, MADE = 24, LONGEST = 6, DATA_RANKS = 6, ROWS = 3 };
 
 typedef struct expert_case {
-    int ranks, tp, ep, etp; /* etp 0 = as tp */
+    int ranks, tp, cp, ep, etp; /* 0: 1, etp as tp */
     bool extended;
     const char *dispatcher, *precision; /* NULL = alltoall, 32 */
     int experts;                        /* 0 = 4 */
@@ -96,6 +96,7 @@ static loom_status start(loom_rank *rank, const expert_case *c, small_run *run) 
     *run = (small_run){0};
     strategy.tensor_model_parallel_size = c->tp ? c->tp : 1;
     strategy.sequence_parallel = c->tp > 1;
+    strategy.context_parallel_size = c->cp ? c->cp : 1;
     strategy.expert_model_parallel_size = c->ep ? c->ep : 1;
     strategy.expert_tensor_parallel_size = c->etp;
     strategy.moe_extended_tp = c->extended;
@@ -319,6 +320,22 @@ static void a_rank_that_leaves_ends_the_run_by_its_name(void **state) {
     assert_non_null(strstr(loom_error_message(), "rank 1: the pipe is closed"));
 }
 
+static loom_status refuses_context_ranks(loom_rank *rank, const small_run *run, void *argument) {
+    text found = {0};
+    (void)argument;
+    loom_status status = generate_two_rows(run, 4, keep, &found);
+    CHECK(status == LOOM_ERR_UNSUPPORTED &&
+              strstr(loom_error_message(), "not supported yet: generating with context_parallel_size 2") &&
+              strstr(loom_error_message(), "generate with context_parallel_size 1"),
+        "rank %d: found %s \"%.200s\"", loom_rank_index(rank), loom_status_name(status), loom_error_message());
+    return LOOM_OK;
+}
+
+static void context_ranks_are_refused_with_what_to_do_instead(void **state) {
+    (void)state;
+    must_run(2, do_work, &(work){&(expert_case){.cp = 2, .ep = 2}, refuses_context_ranks, NULL});
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_data_rank_writes_what_one_rank_writes_for_its_prompts),
@@ -330,6 +347,7 @@ int main(void) {
         cmocka_unit_test(what_one_rank_asks_wrongly_all_refuse_by_its_name),
         cmocka_unit_test(logits_that_are_no_numbers_end_it_for_all_by_the_name_of_their_rank),
         cmocka_unit_test(a_rank_that_leaves_ends_the_run_by_its_name),
+        cmocka_unit_test(context_ranks_are_refused_with_what_to_do_instead),
     };
     return cmocka_run_group_tests_name("parallel.generate_experts", tests, NULL, NULL);
 }
