@@ -10,14 +10,18 @@ typedef struct loom__decoder loom__decoder;
  * LOOM_ERR_UNSUPPORTED says what to do instead. */
 loom_status loom__decoder_check(const loom_module *module);
 
-/* For b rows of at most `capacity` positions together with what it will be given. The module (borrowed) must be of
- * loom__gpt_create and materialized. Not collective. */
-loom_status loom__decoder_create(const loom_module *module, int64_t b, int64_t capacity, loom__decoder **decoder);
+/* For `rows` >= 0 rows, of at most capacity[j] positions together with what it will be given. The module (borrowed)
+ * must be of loom__gpt_create and materialized. Not collective. */
+loom_status loom__decoder_create(
+    const loom_module *module, int64_t rows, const int64_t *capacity, loom__decoder **decoder);
 void loom__decoder_destroy(loom__decoder *decoder); /* NULL is accepted */
 
-/* Reads the next s tokens of each row, [b, s], legal ids; gives the logits [b, v] behind them (without padding), the
- * same on every rank. After an error the decoder must not be used again. Collective over the tensor group. */
-loom_status loom__decoder_read(loom__decoder *decoder, int64_t *tokens, int64_t s, float *logits);
+/* Reads the next counts[j] >= 0 tokens of each row j: tokens [sum of counts], row behind row, legal ids. Gives the
+ * logits [rows with tokens, v] behind them (without padding), the same on every rank of the tensor group. With no
+ * tokens at all it lends this rank's experts to the others. After an error the decoder must not be used again.
+ * Collective over the tensor group and, of a model with experts, over the expert group (etp_ep), whose ranks may read
+ * other numbers of tokens. */
+loom_status loom__decoder_read(loom__decoder *decoder, int64_t *tokens, const int64_t *counts, float *logits);
 
 /* Positions that a model has (its completed configuration): INT32_MAX where it has no limit of its own. */
 int64_t loom__decoder_positions(const loom_model_config *config);

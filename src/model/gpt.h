@@ -58,12 +58,12 @@ loom_status loom__gpt_share_sequence(const loom__gpt *gpt, const loom_batch *bat
 /* Whether loom__gpt_create made the module: its context is a loom__gpt. */
 bool loom__module_is_gpt(const loom_module *module);
 
-/* The logits [1, b, v/tp] of what follows the last of m's positions, from tokens [b, s] (borrowed for the call). m has
- * a cache and no sequence parallelism, and its positions are those behind the cache's; the tape does not record. The
- * rank holds the whole model.
- * Collective over the tensor group. */
-loom_status loom__gpt_next_logits(
-    const loom__gpt *gpt, loom_tape *tape, loom__microbatch *m, int64_t *tokens, loom_tensor **logits);
+/* The logits [1, count, v/tp] of what follows the tokens number last[0] … last[count - 1], from tokens [m's b] of one
+ * position each (borrowed for the call), which are the rows that m's cache reads. No sequence parallelism; the tape
+ * does not record. The rank holds the whole model. Collective over the tensor group, and over the expert group where
+ * there are experts. */
+loom_status loom__gpt_next_logits(const loom__gpt *gpt, loom_tape *tape, loom__microbatch *m, int64_t *tokens,
+    const int64_t *last, int64_t count, loom_tensor **logits);
 
 /* Reads config.json of a Hugging Face directory into *config (all fields). */
 loom_status loom__hf_read_config(const char *directory, loom_model_config *config);

@@ -175,22 +175,22 @@ static loom_status head(const loom__gpt *gpt, loom_tape *tape, const loom__micro
     return status;
 }
 
-/* The rows of the last position, [1, b, h]; takes the reference of x. */
-static loom_status last_position(loom_tape *tape, loom_tensor *x, loom_tensor **last) {
-    int64_t s = x->shape[0], b = x->shape[1], h = x->shape[2];
+/* Some rows of x [1, b, h], as [1, count, h]; takes the reference of x. */
+static loom_status take_rows(loom_tape *tape, loom_tensor *x, const int64_t *rows, int64_t count, loom_tensor **taken) {
+    const int64_t h = x->shape[2];
     loom_tensor *made = NULL;
     loom_status status = loom_tensor_ready(x);
     if (!status)
-        status = loom_tensor_create(loom_tape_rank(tape), x->dtype, 3, (int64_t[]){1, b, h}, &made);
-    if (!status)
-        memcpy(made->data, loom__element(x, (s - 1) * b * h), (size_t)(b * h) * loom_dtype_size(x->dtype));
+        status = loom_tensor_create(loom_tape_rank(tape), x->dtype, 3, (int64_t[]){1, count, h}, &made);
+    for (int64_t i = 0; !status && i < count; i++)
+        memcpy(loom__element(made, i * h), loom__element(x, rows[i] * h), (size_t)h * loom_dtype_size(x->dtype));
     loom_tensor_release(x);
-    *last = made;
+    *taken = made;
     return status;
 }
 
-loom_status loom__gpt_next_logits(
-    const loom__gpt *gpt, loom_tape *tape, loom__microbatch *m, int64_t *tokens, loom_tensor **logits) {
+loom_status loom__gpt_next_logits(const loom__gpt *gpt, loom_tape *tape, loom__microbatch *m, int64_t *tokens,
+    const int64_t *last, int64_t count, loom_tensor **logits) {
     loom_batch batch = {.b = m->b, .s = m->s, .rows = m->b, .tokens = tokens};
     loom_tensor *x = NULL;
     LOOM_TRY(embed(gpt, tape, m, &batch, &x));
@@ -199,7 +199,7 @@ loom_status loom__gpt_next_logits(
         loom_tensor_release(x);
         return status;
     }
-    LOOM_TRY(last_position(tape, x, &x));
+    LOOM_TRY(take_rows(tape, x, last, count, &x));
     status = output_logits(gpt, tape, m, x, logits);
     loom_tensor_release(x);
     return status;

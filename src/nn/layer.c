@@ -289,7 +289,9 @@ static loom_status route(const loom__layer *layer, loom_tape *tape, const loom__
     loom__router_options options = m->router;
     options.memory = layer->router_memory;
     options.layer = layer->number;
-    options.noise = (loom__router_noise){m->seed, layer->number, m->sample, loom__row_positions(m)};
+    /* A cache reads positions of several rows that are nowhere side by side. */
+    options.noise =
+        (loom__router_noise){m->seed, layer->number, m->sample, loom__row_positions(m), m->cache ? m->positions : NULL};
     if (!(options.jitter > 0))
         return loom__route_tokens(tape, normed, layer->router, &options, probs, routed);
     loom_tensor *read = NULL;

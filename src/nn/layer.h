@@ -28,7 +28,7 @@ typedef struct loom__microbatch {
     loom_comm *heads_group;
     const loom__ring *ring;
     void *context_memory;  /* of ring, and of document_start where more rows are attended to than are here; owned */
-    loom__kv_cache *cache; /* of generation, borrowed: attention reads positions before `first` from it; or NULL */
+    loom__kv_cache *cache; /* of generation, borrowed: attention reads what came before from it; or NULL */
 } loom__microbatch;
 
 typedef struct loom__layer {

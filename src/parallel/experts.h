@@ -58,6 +58,7 @@ typedef struct loom__router_noise {
     int64_t layer;
     const int64_t *sample;    /* [b], borrowed for the call; NULL: 0, 1, … */
     loom_positions positions; /* of this rank's rows */
+    const int32_t *each; /* [b] of loom__random_logits: the positions of samples of one row, in their place; or NULL */
 } loom__router_noise;
 
 /* Balance losses: of the microbatch, of each sequence by itself, of the step so far. */

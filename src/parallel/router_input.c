@@ -116,7 +116,7 @@ loom_status loom__random_logits(const loom__router_noise *noise, int64_t b, loom
     for (int64_t t = 0; t < tokens; t++) {
         const int64_t key[] = {noise->layer, SITE_LOGITS, noise->sample ? noise->sample[t % b] : t % b};
         loom__normal_fill(noise->seed, loom__hash_bytes(LOOM__HASH_BEGIN, key, sizeof key),
-            position_of(&noise->positions, t / b) * experts, experts, 0, 1, drawn);
+            (noise->each ? noise->each[t] : position_of(&noise->positions, t / b)) * experts, experts, 0, 1, drawn);
         for (int64_t e = 0; e < experts; e++) {
             if (logits->dtype == LOOM_F64)
                 ((double *)logits->data)[t * experts + e] = (double)drawn[e];

@@ -1,9 +1,10 @@
 /* What the transformers package generates greedily (generate/<case>.json, made by tools/record-generation.py): the same
- * tokens on every tensor-parallel layout that divides the case, with the cache, and without it, by a forward over the
- * whole text for each token. */
+ * tokens on every layout of tensor and expert ranks that divides the case, with the cache, prompts of one length or of
+ * all lengths side by side, and without it, by a forward over the whole text for each token. Data ranks that share
+ * experts read different prompts at the same time. */
 #include "model.h"
 
-enum { ROWS_MAX = 8 };
+enum { ROWS_MAX = 8, ALL_ROWS_MAX = 32 };
 
 typedef struct token_batch {
     int64_t rows, length, made;
@@ -95,26 +96,38 @@ static loom_status same_token(const generate_case *c, const char *layout, const 
         (long long)step, (long long)row, (long long)batch->length, (long long)found, (long long)wanted);
 }
 
+/* Rows of `count` batches from number `first` on, side by side. */
 static loom_status with_cache(
-    const golden_model *model, const generate_case *c, const char *layout, const token_batch *batch) {
-    loom_prompt prompts[ROWS_MAX];
+    const golden_model *model, const generate_case *c, const char *layout, int64_t first, int64_t count) {
+    const token_batch *of[ALL_ROWS_MAX];
+    loom_prompt prompts[ALL_ROWS_MAX];
+    int64_t row[ALL_ROWS_MAX], rows = 0, made = 0;
+    for (int64_t i = first; i < first + count; i++) {
+        const token_batch *batch = &c->batches[i % c->batch_count];
+        for (int64_t j = 0; j < batch->rows && rows < ALL_ROWS_MAX; j++, rows++) {
+            of[rows] = batch;
+            row[rows] = j;
+            prompts[rows] = (loom_prompt){batch->prompts + j * batch->length, batch->length};
+        }
+        made = batch->made > made ? batch->made : made;
+    }
     loom_generate_options options = loom_generate_options_default();
     loom_generation *generation;
-    options.max_tokens = batch->made;
-    for (int64_t j = 0; j < batch->rows; j++)
-        prompts[j] = (loom_prompt){batch->prompts + j * batch->length, batch->length};
-    LOOM_TRY(loom_generation_create(model->parallel, prompts, batch->rows, &options, &generation));
+    options.max_tokens = made;
+    LOOM_TRY(loom_generation_create(model->parallel, prompts, rows, &options, &generation));
     loom_status status = LOOM_OK;
     int64_t step = 0;
     for (const int64_t *tokens; !status; step++) {
         status = loom_generation_next(generation, &tokens);
-        for (int64_t j = 0; !status && j < batch->rows; j++)
-            status = same_token(c, layout, "with the cache", batch, j, step, tokens[j]);
+        for (int64_t j = 0; !status && j < rows; j++)
+            if (step < of[j]->made)
+                status = same_token(
+                    c, layout, count > 1 ? "beside other lengths" : "with the cache", of[j], row[j], step, tokens[j]);
     }
     loom_generation_destroy(generation);
     if (status != LOOM_END)
         return status;
-    return golden_near(c->name, layout, "tokens made", (double)(step - 1), (double)batch->made, 0);
+    return golden_near(c->name, layout, "tokens made", (double)(step - 1), (double)made, 0);
 }
 
 /* The token that the logits of the last position choose, for each row. */
@@ -162,44 +175,67 @@ static loom_status without_cache(
     return status;
 }
 
-/* Without the cache the sequence has every length, which sequence parallelism does not divide. */
+/* Without the cache the sequence has every length, which sequence parallelism does not divide. Each data rank begins at
+ * another batch, and has all of them behind that. */
 static loom_status compare(loom_rank *rank, const generate_case *c, const golden_layout *layout, golden_model *model) {
     char name[GOLDEN_TEXT];
     golden_layout_name(layout, name);
     LOOM_TRY(golden_model_create(rank, layout, c->directory, &c->config, model));
+    int64_t mine = loom_comm_rank(loom_fabric_group(model->fabric, LOOM_GROUP_DP));
     for (int64_t i = 0; i < c->batch_count; i++) {
-        LOOM_TRY(with_cache(model, c, name, &c->batches[i]));
-        if (!layout->sp)
+        LOOM_TRY(with_cache(model, c, name, i + mine, 1));
+        if (!layout->sp && layout->dp == 1)
             LOOM_TRY(without_cache(model, c, name, &c->batches[i]));
     }
+    return with_cache(model, c, name, mine, c->batch_count);
+}
+
+static loom_status run_layout(loom_rank *rank, generate_suite *suite, const generate_case *c, golden_layout layout) {
+    bool first = loom_rank_index(rank) == 0;
+    if (!golden_layout_divides(&layout, &c->config, c->config.seq_length, layout.dp)) {
+        suite->golden.counts.left_out += first;
+        return LOOM_OK;
+    }
+    if (!golden_groups_divide(&c->config, layout.tp)) {
+        LOOM_TRY(golden_check_refusal(rank, c->name, &layout, c->directory, &c->config));
+        layout.replicate = true;
+        suite->golden.counts.refused += first;
+    }
+    golden_model model;
+    loom_status status = compare(rank, c, &layout, &model);
+    golden_model_destroy(&model);
+    suite->golden.counts.ran += first;
+    return status;
+}
+
+/* Experts over every number of ranks, cut or shared out or both, which tensor groups divide or do not; each dispatcher
+ * on every second layout. */
+static loom_status run_expert_layouts(loom_rank *rank, generate_suite *suite, const generate_case *c) {
+    int world = loom_rank_count(rank), number = 0;
+    for (int tp = 1; tp <= world; tp++)
+        for (int ep = 1; ep <= world; ep++)
+            for (int etp = 1; ep * etp <= world; etp++) {
+                golden_layout layout = {.tp = tp, .dp = world / tp, .sp = tp > 1, .micro = 1, .ep = ep, .etp = etp};
+                if (world % tp || world % (ep * etp) || ep * etp == 1)
+                    continue;
+                generate_case other = *c;
+                other.config.moe.moe_token_dispatcher_type = number++ % 2 ? "alltoall" : "allgather";
+                LOOM_TRY(run_layout(rank, suite, &other, layout));
+            }
     return LOOM_OK;
 }
 
 static loom_status walk(loom_rank *rank, void *argument) {
     generate_suite *suite = argument;
     int world = loom_rank_count(rank);
-    bool first = loom_rank_index(rank) == 0;
     golden_begin(&suite->golden, rank);
-    for (int i = 0; i < suite->golden.cases; i++)
-        for (int sp = 0; sp <= (world > 1 ? 1 : 0); sp++) {
-            const generate_case *c = &suite->cases[i];
-            golden_layout layout = {.tp = world, .dp = 1, .sp = sp, .micro = 1};
-            if (!golden_layout_divides(&layout, &c->config, c->config.seq_length, 1)) {
-                suite->golden.counts.left_out += first;
-                continue;
-            }
-            if (!golden_groups_divide(&c->config, world)) {
-                LOOM_TRY(golden_check_refusal(rank, c->name, &layout, c->directory, &c->config));
-                layout.replicate = true;
-                suite->golden.counts.refused += first;
-            }
-            golden_model model;
-            loom_status status = compare(rank, c, &layout, &model);
-            golden_model_destroy(&model);
-            LOOM_TRY(status);
-            if (first)
-                suite->golden.counts.ran++;
-        }
+    for (int i = 0; i < suite->golden.cases; i++) {
+        const generate_case *c = &suite->cases[i];
+        for (int sp = 0; sp <= (world > 1 ? 1 : 0); sp++)
+            LOOM_TRY(run_layout(rank, suite, c, (golden_layout){.tp = world, .dp = 1, .sp = sp, .micro = 1}));
+        if (c->config.moe.num_moe_experts > 0)
+            LOOM_TRY(run_expert_layouts(rank, suite, c));
+    }
     return LOOM_OK;
 }
 

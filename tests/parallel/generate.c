@@ -1,11 +1,17 @@
-/* Generation on several ranks: the same text under every layout, rows that end, and what is refused. */
+/* Generation on several ranks: the same text under every tensor-parallel layout, rows of any lengths that end, and what
+ * is refused. */
 #include "parallel/small_model.h"
 #include "parallel/support.h"
 #include <stdlib.h>
 
 enum { POSITIONS = 48, ROWS = 3, MADE = 40, SEEDS = 4 };
 
-typedef enum model_kind { GPT2, LLAMA_GROUPS, LLAMA_WINDOW, EXPERTS, KINDS } model_kind;
+/* Behind KINDS: what experts a token goes to is drawn by its row, so that a row is another one alone. */
+typedef enum model_kind { GPT2, LLAMA_GROUPS, LLAMA_WINDOW, EXPERTS, KINDS, DRAWN_EXPERTS } model_kind;
+
+static bool has_experts(model_kind kind) {
+    return kind == EXPERTS || kind == DRAWN_EXPERTS;
+}
 
 /* Initial weights so large that the logits are far from equal, and tokens hang on those before them. */
 static loom_model_config config_of(model_kind kind) {
@@ -19,7 +25,8 @@ static loom_model_config config_of(model_kind kind) {
         config.vocab_size = SMALL_VOCABULARY;
         config.make_vocab_size_divisible_by = 4;
         config.window_size = kind == LLAMA_WINDOW ? 5 : 0;
-        config.moe.num_moe_experts = kind == EXPERTS ? 4 : 0;
+        config.moe.num_moe_experts = has_experts(kind) ? 4 : 0;
+        config.moe.moe_router_force_load_balancing = kind == DRAWN_EXPERTS;
     }
     config.seq_length = POSITIONS;
     config.max_position_embeddings = POSITIONS;
@@ -34,7 +41,7 @@ static loom_status start(loom_rank *rank, model_kind kind, small_run *run) {
     int world = loom_rank_count(rank);
     *run = (small_run){0};
     strategy.tensor_model_parallel_size = world;
-    strategy.sequence_parallel = world == 2 || (world > 1 && kind == EXPERTS);
+    strategy.sequence_parallel = world == 2 || (world > 1 && has_experts(kind));
     config.replicate_query_groups = world > config.num_query_groups;
     LOOM_TRY(loom_fabric_create(rank, &strategy, NULL, &run->fabric));
     LOOM_TRY(loom_fabric_launch(run->fabric));
@@ -83,6 +90,13 @@ static const int64_t prompt_tokens[ROWS][4] = {{3, 1, 4, 1}, {3, 1, 4, 1}, {18, 
 static void prompts_of(int64_t length, loom_prompt prompts[ROWS]) {
     for (int j = 0; j < ROWS; j++)
         prompts[j] = (loom_prompt){prompt_tokens[j], length};
+}
+
+/* The longest in the middle: neither the first nor the last row is as long as the batch. */
+static void uneven_prompts(loom_prompt prompts[ROWS]) {
+    static const int64_t lengths[ROWS] = {2, 4, 1};
+    for (int j = 0; j < ROWS; j++)
+        prompts[j] = (loom_prompt){prompt_tokens[j], lengths[j]};
 }
 
 /* ---- the same text ---- */
@@ -160,13 +174,9 @@ static void other_seeds_rows_and_prompts_write_other_texts(void **state) {
     free(found);
 }
 
-static loom_status rows_alone(loom_rank *rank, const small_run *run, void *argument) {
-    (void)rank;
-    (void)argument;
-    loom_prompt prompts[ROWS];
+static loom_status equal_alone(const small_run *run, const loom_prompt prompts[ROWS]) {
     loom_generate_options options = options_of(SEEDS);
     text together = {0};
-    prompts_of(4, prompts);
     LOOM_TRY(loom_generate(run->parallel, prompts, ROWS, &options, keep, &together));
     for (int j = 0; j < ROWS; j++) {
         text alone = {0};
@@ -176,21 +186,68 @@ static loom_status rows_alone(loom_rank *rank, const small_run *run, void *argum
     return LOOM_OK;
 }
 
-static void a_row_is_the_same_alone_and_beside_others(void **state) {
+static loom_status rows_alone(loom_rank *rank, const small_run *run, void *argument) {
+    (void)rank;
+    (void)argument;
+    loom_prompt prompts[ROWS];
+    prompts_of(4, prompts);
+    LOOM_TRY(equal_alone(run, prompts));
+    uneven_prompts(prompts);
+    return equal_alone(run, prompts);
+}
+
+static void a_row_is_the_same_alone_and_beside_others_of_any_length(void **state) {
     (void)state;
     for (model_kind kind = 0; kind < KINDS; kind++)
-        on_ranks(2, kind, rows_alone, NULL);
+        for (int ranks = 1; ranks <= 2; ranks++)
+            on_ranks(ranks, kind, rows_alone, NULL);
+}
+
+/* A draw hangs on the number of its row, whatever the other rows are. */
+static loom_status drawn_beside_others(loom_rank *rank, const small_run *run, void *argument) {
+    (void)rank;
+    (void)argument;
+    loom_prompt prompts[ROWS];
+    uneven_prompts(prompts);
+    for (int seed = 0; seed < SEEDS; seed++) {
+        loom_generate_options options = options_of(seed);
+        text uneven = {0}, even = {0};
+        LOOM_TRY(loom_generate(run->parallel, prompts, ROWS, &options, keep, &uneven));
+        for (int j = 0; j < ROWS; j++) {
+            loom_prompt others[ROWS];
+            for (int i = 0; i < ROWS; i++)
+                others[i] = prompts[j];
+            even = (text){0};
+            LOOM_TRY(loom_generate(run->parallel, others, ROWS, &options, keep, &even));
+            CHECK(equal_rows(&even, j, &uneven, j), "seed %d: row %d is another beside prompts of its length", seed, j);
+        }
+    }
+    return LOOM_OK;
+}
+
+static void what_is_drawn_for_a_row_does_not_hang_on_its_neighbours(void **state) {
+    (void)state;
+    for (model_kind kind = 0; kind < KINDS; kind++)
+        on_ranks(2, kind, drawn_beside_others, NULL);
 }
 
 /* One forward over prompts and texts, without the cache: at each position its choice is the token that was written. */
 enum { WHOLE = 4 + MADE };
 
+typedef struct whole_text {
+    text written;
+    loom_prompt prompts[ROWS];
+} whole_text;
+
+/* What stands behind a row's end is seen by nobody. */
 static loom_status next_whole(void *context, loom_batch *batch) {
-    const text *written = context;
+    const whole_text *whole = context;
     batch->b = ROWS;
     for (int64_t i = 0; i < (int64_t)ROWS * WHOLE; i++) {
-        int64_t j = i / WHOLE, t = i % WHOLE;
-        batch->tokens[i] = t < 4 ? prompt_tokens[j][t] : written->tokens[t - 4][j];
+        int64_t j = i / WHOLE, t = i % WHOLE, length = whole->prompts[j].length;
+        batch->tokens[i] = t < length          ? whole->prompts[j].tokens[t]
+                           : t < length + MADE ? whole->written.tokens[t - length][j]
+                                               : 0;
         batch->labels[i] = 0;
         batch->loss_mask[i] = 1;
         batch->position_ids[i] = t;
@@ -200,41 +257,43 @@ static loom_status next_whole(void *context, loom_batch *batch) {
 }
 
 static loom_status chooses_the_same(void *context, const loom_batch *batch, int64_t vocabulary, const float *logits) {
-    const text *written = context;
+    const whole_text *whole = context;
     for (int64_t j = 0; j < batch->b; j++)
-        for (int64_t t = 3; t < WHOLE - 1; t++) {
-            const float *at = logits + (j * WHOLE + t) * vocabulary;
-            int64_t best = 0;
+        for (int64_t step = 0; step < MADE; step++) {
+            const float *at = logits + (j * WHOLE + whole->prompts[j].length - 1 + step) * vocabulary;
+            int64_t best = 0, written = whole->written.tokens[step][j];
             for (int64_t i = 1; i < vocabulary; i++)
                 best = at[i] > at[best] ? i : best;
-            CHECK(best == written->tokens[t - 3][j], "token %lld of row %lld: found %lld, without the cache %lld",
-                (long long)(t - 3), (long long)j, (long long)written->tokens[t - 3][j], (long long)best);
+            CHECK(best == written, "token %lld of row %lld: found %lld, without the cache %lld", (long long)step,
+                (long long)j, (long long)written, (long long)best);
         }
     return LOOM_OK;
 }
 
 static loom_status compare_with_a_whole_forward(loom_rank *rank, const small_run *run, void *argument) {
     (void)rank;
-    (void)argument;
-    loom_prompt prompts[ROWS];
     loom_generate_options options = options_of(SEEDS);
-    text written = {0};
+    whole_text whole = {0};
     loom_batches *batches;
     loom_data_loader loader = {
-        .context = &written, .micro_batch_size = ROWS, .sequence_length = WHOLE, .microbatches = 1, .next = next_whole};
-    prompts_of(4, prompts);
-    LOOM_TRY(loom_generate(run->parallel, prompts, ROWS, &options, keep, &written));
+        .context = &whole, .micro_batch_size = ROWS, .sequence_length = WHOLE, .microbatches = 1, .next = next_whole};
+    if (*(bool *)argument)
+        uneven_prompts(whole.prompts);
+    else
+        prompts_of(4, whole.prompts);
+    LOOM_TRY(loom_generate(run->parallel, whole.prompts, ROWS, &options, keep, &whole.written));
     LOOM_TRY(loom_fabric_setup_loader(run->fabric, &loader, &batches));
-    loom_status status = loom_parallel_predict_step(run->parallel, batches, chooses_the_same, &written);
+    loom_status status = loom_parallel_predict_step(run->parallel, batches, chooses_the_same, &whole);
     loom_batches_destroy(batches);
     return status;
 }
 
 static void the_cache_changes_no_token(void **state) {
     (void)state;
-    for (model_kind kind = 0; kind < KINDS; kind++)
-        for (int ranks = 1; ranks <= 4; ranks *= 2)
-            on_ranks(ranks, kind, compare_with_a_whole_forward, NULL);
+    for (int uneven = 0; uneven < 2; uneven++)
+        for (model_kind kind = 0; kind <= DRAWN_EXPERTS; kind++)
+            for (int ranks = 1; ranks <= 4 && kind != KINDS; ranks *= 2)
+                on_ranks(ranks, kind, compare_with_a_whole_forward, &(bool){uneven});
 }
 
 /* ---- ends ---- */
@@ -314,6 +373,20 @@ static void a_text_may_fill_all_positions(void **state) {
         on_ranks(2, kind, fills_the_model, NULL);
 }
 
+static loom_status no_prompts(loom_rank *rank, const small_run *run, void *argument) {
+    (void)rank;
+    (void)argument;
+    text found = {0};
+    LOOM_TRY(loom_generate(run->parallel, NULL, 0, NULL, keep, &found));
+    CHECK(found.steps == 0, "found %lld steps, wanted none", (long long)found.steps);
+    return LOOM_OK;
+}
+
+static void no_prompt_is_a_text_that_has_ended(void **state) {
+    (void)state;
+    on_ranks(2, GPT2, no_prompts, NULL);
+}
+
 /* ---- what is refused ---- */
 
 /* Refused on every rank; the ranks stay usable. */
@@ -333,22 +406,18 @@ static loom_status refuses(loom_rank *rank, const small_run *run, void *argument
     (void)argument;
     const loom_generate_options good = options_of(0);
     loom_generate_options bad = good;
-    loom_prompt prompts[ROWS], uneven[2], wrong = {(const int64_t[]){4, SMALL_VOCABULARY}, 2}, none = {NULL, 0};
-    prompts_of(4, prompts);
-    uneven[0] = prompts[0];
-    uneven[1] = (loom_prompt){prompt_tokens[1], 2};
+    loom_prompt prompts[ROWS], wrong = {(const int64_t[]){4, SMALL_VOCABULARY}, 2}, none = {NULL, 0};
+    uneven_prompts(prompts);
     bad.max_tokens = 45;
-    LOOM_TRY(refused(run->parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "a prompt of 4 tokens and max_tokens 45",
+    LOOM_TRY(refused(run->parallel, prompts, ROWS, &bad, LOOM_ERR_ARGUMENT, "a prompt of 4 tokens and max_tokens 45",
         "48 positions of the model"));
     bad.max_tokens = INT64_MAX;
     LOOM_TRY(
         refused(run->parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "max_tokens 9223372036854775807", "48 positions"));
-    LOOM_TRY(refused(run->parallel, uneven, 2, &good, LOOM_ERR_UNSUPPORTED,
-        "not supported yet: prompts of different lengths", "prompt 0 has 4 tokens, prompt 1 has 2"));
     LOOM_TRY(
         refused(run->parallel, &wrong, 1, &good, LOOM_ERR_ARGUMENT, "token 1 of prompt 0 is 19", "expected 0 to 18"));
     LOOM_TRY(refused(run->parallel, &none, 1, &good, LOOM_ERR_ARGUMENT, "prompt 0 is empty", ""));
-    LOOM_TRY(refused(run->parallel, prompts, 0, &good, LOOM_ERR_ARGUMENT, "prompts: found 0", ""));
+    LOOM_TRY(refused(run->parallel, prompts, -1, &good, LOOM_ERR_ARGUMENT, "prompts: found -1", ""));
     bad = good;
     bad.max_tokens = 0;
     LOOM_TRY(refused(run->parallel, prompts, 1, &bad, LOOM_ERR_ARGUMENT, "max_tokens: found 0", ""));
@@ -432,10 +501,12 @@ int main(void) {
         cmocka_unit_test(every_layout_and_every_rank_writes_the_same_text),
         cmocka_unit_test(other_seeds_rows_and_prompts_write_other_texts),
         cmocka_unit_test(the_cache_changes_no_token),
-        cmocka_unit_test(a_row_is_the_same_alone_and_beside_others),
+        cmocka_unit_test(a_row_is_the_same_alone_and_beside_others_of_any_length),
+        cmocka_unit_test(what_is_drawn_for_a_row_does_not_hang_on_its_neighbours),
         cmocka_unit_test(a_row_ends_with_the_stop_token_and_all_rows_end_the_text),
         cmocka_unit_test(who_receives_may_end_the_text),
         cmocka_unit_test(a_text_may_fill_all_positions),
+        cmocka_unit_test(no_prompt_is_a_text_that_has_ended),
         cmocka_unit_test(what_cannot_be_is_refused_by_name),
         cmocka_unit_test(ranks_that_ask_for_different_texts_are_named),
         cmocka_unit_test(generating_between_steps_changes_no_bit_of_training),

@@ -425,7 +425,7 @@ static loom_status try_inputs(loom_rank *rank, const piece *first, const piece *
     LOOM_TRY(must_refuse(try_input(rank, last, -1, 3, right), LOOM_ERR_ARGUMENT, "found -1, expected 0 to 0"));
     LOOM_TRY(try_input(rank, last, 0, 3, right));
     loom__decoder *decoder;
-    return must_refuse(loom__decoder_create(last->module, 1, 4, &decoder), LOOM_ERR_UNSUPPORTED,
+    return must_refuse(loom__decoder_create(last->module, 1, (int64_t[]){4}, &decoder), LOOM_ERR_UNSUPPORTED,
         "generate with pipeline_model_parallel_size 1");
 }
 

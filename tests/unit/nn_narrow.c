@@ -325,7 +325,12 @@ static loom_status decode(loom_rank *rank, void *argument) {
     LOOM_TRY(last_logits(logits, tp, whole));
     loom_tensor_release(logits);
     int64_t g = m.config.num_query_groups / loom_comm_size(tp);
-    LOOM_TRY(loom__kv_cache_create(rank, LAYERS, S, B, g, m.config.kv_channels, &microbatch.cache));
+    int64_t room[B];
+    for (int64_t j = 0; j < B; j++)
+        room[j] = S;
+    LOOM_TRY(loom__kv_cache_create(rank, LAYERS, B, room, g, m.config.kv_channels, &microbatch.cache));
+    for (int64_t j = 0; j < B; j++)
+        microbatch.cache->reading[j] = 1;
     for (int64_t t = 0; t < S; t++) {
         int64_t one[B];
         for (int64_t j = 0; j < B; j++)
@@ -335,7 +340,8 @@ static loom_status decode(loom_rank *rank, void *argument) {
         LOOM_TRY(forward(&m, tape, &microbatch, one, &logits));
         LOOM_TRY(last_logits(logits, tp, stepwise));
         loom_tensor_release(logits);
-        microbatch.cache->length++;
+        for (int64_t j = 0; j < B; j++)
+            microbatch.cache->length[j]++;
     }
     CHECK(microbatch.cache->k[0]->dtype == at->dtype, "the cache is kept in %s",
         loom_dtype_name(microbatch.cache->k[0]->dtype));
