@@ -20,6 +20,7 @@ static loom_model_config config_of(model_kind kind) {
         config.make_vocab_size_divisible_by = 4;
         config.window_size = kind == LLAMA_WINDOW ? 5 : 0;
         config.moe.num_moe_experts = kind == EXPERTS ? 4 : 0;
+        config.add_bias_linear = kind == EXPERTS;
     }
     config.seq_length = POSITIONS;
     config.max_position_embeddings = POSITIONS;
