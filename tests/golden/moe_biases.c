@@ -115,8 +115,8 @@ static loom_status gradients_agree(const bias_case *c, const char *layout, golde
     LOOM_TRY(loom_gpt_visit(model->parallel, true, gradient_agrees, &check));
     double biases = 2 * (double)(c->config.moe.num_moe_experts * c->config.num_layers);
     LOOM_TRY(golden_near(c->name, layout, "number of biases of experts", (double)check.biases, biases, 0));
-    return golden_near(c->name, layout, "number of gradients", (double)check.met,
-        (double)loom_safetensors_count(c->numbers) - 1, 0);
+    return golden_near(
+        c->name, layout, "number of gradients", (double)check.met, (double)loom_safetensors_count(c->numbers) - 1, 0);
 }
 
 static loom_status make_optimizer(const bias_case *c, golden_model *model, loom_optimizer **optimizer) {
