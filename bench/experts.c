@@ -130,7 +130,7 @@ static loom_status go(loom_rank *rank, const bench *b, layer *l, int way, double
     for (int half = 0; half < HALVES; half++) {
         double clock_before = seconds_of(CLOCK_MONOTONIC), processor_before = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
         if (half == 0)
-            LOOM_TRY(loom__expert_linear(tape, l->x, &routed, l->weights, &y));
+            LOOM_TRY(loom__expert_linear(tape, l->x, &routed, l->weights, NULL, &y));
         else
             LOOM_TRY(half == 1 ? loom_tape_backward(tape, y, l->d_y) : loom_tape_run_weights(tape));
         clock[half] = seconds_of(CLOCK_MONOTONIC) - clock_before;

@@ -112,9 +112,9 @@ typedef struct loom_model_config {
     /* A wavelength above original / low is low frequency, one below original / high is high frequency. */
     double rope_scaling_low_freq_factor, rope_scaling_high_freq_factor;
     int64_t rope_scaling_original_max_position_embeddings;
-    bool add_bias_linear; /* biases of qkv, proj, fc1 and fc2; what follows adds one where this is false */
+    bool add_bias_linear; /* biases of qkv, proj, fc1, fc2 and routers; what follows adds one where this is false */
     bool add_qkv_bias, add_proj_bias;
-    bool add_mlp_bias; /* of fc1 and fc2 */
+    bool add_mlp_bias; /* of fc1 and fc2, also of experts */
     bool share_embeddings_and_output_weights;
     int64_t window_size; /* sliding window, 0 = none */
     double hidden_dropout, attention_dropout;

@@ -200,7 +200,7 @@ static loom_status add_extra_state(loom__state_list *list, int64_t number) {
         "mlp.shared_experts.linear_fc2.weight"};
     const loom__parameter_descriptor *parameter = list->part->entries[number].descriptor;
     const char *name = name_in_layer(parameter);
-    bool found = parameter->expert >= 0;
+    bool found = parameter->expert >= 0 && parameter->dims == 2;
     for (size_t i = 0; i < sizeof linear / sizeof *linear; i++)
         found = found || (parameter->layer >= 0 && strcmp(name, linear[i]) == 0);
     if (!found)

@@ -20,29 +20,39 @@ static bool belongs(const loom__parameter_descriptor *descriptor, const loom__la
            strcmp(descriptor->name + length - tail, end) == 0;
 }
 
-/* This rank's experts, which are in order in its part. */
+/* Puts those of this rank's experts into `to`, in order, as they are in its part. */
+static int64_t list_experts(
+    const loom__parameter_set *set, const loom__layer *layer, const char *end, loom_parameter **to) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < set->count; i++)
+        if (belongs(set->part->entries[i].descriptor, layer, end))
+            to[count++] = &set->parameters[i];
+    return count;
+}
+
 static loom_status bind_experts(const loom__parameter_set *set, loom__layer *layer) {
     if (!loom__layer_has_experts(layer->config, layer->number))
         return LOOM_OK;
     size_t most = (size_t)layer->config->moe.num_moe_experts;
+    bool biases = loom__model_biases(layer->config).mlp;
     layer->router = find(set, layer->number, "mlp.router.weight");
+    layer->router_bias = find(set, layer->number, "mlp.router.bias");
     layer->shared_gate = find(set, layer->number, "mlp.shared_experts.gate_weight");
-    layer->experts_fc1 = calloc(2 * most, sizeof *layer->experts_fc1);
+    layer->experts_fc1 = calloc(4 * most, sizeof *layer->experts_fc1);
     if (!layer->experts_fc1)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %zu experts", most);
     layer->experts_fc2 = layer->experts_fc1 + most;
-    int64_t first = 0, second = 0;
-    for (int64_t i = 0; i < set->count; i++) {
-        const loom__parameter_descriptor *descriptor = set->part->entries[i].descriptor;
-        if (belongs(descriptor, layer, "linear_fc1.weight"))
-            layer->experts_fc1[first++] = &set->parameters[i];
-        else if (belongs(descriptor, layer, "linear_fc2.weight"))
-            layer->experts_fc2[second++] = &set->parameters[i];
-    }
-    layer->expert_count = first;
+    layer->experts_fc1_bias = biases ? layer->experts_fc1 + 2 * most : NULL;
+    layer->experts_fc2_bias = biases ? layer->experts_fc1 + 3 * most : NULL;
+    int64_t count = list_experts(set, layer, "linear_fc1.weight", layer->experts_fc1);
+    bool alike = count > 0 && list_experts(set, layer, "linear_fc2.weight", layer->experts_fc2) == count;
+    if (biases)
+        alike = alike && list_experts(set, layer, "linear_fc1.bias", layer->experts_fc1_bias) == count &&
+                list_experts(set, layer, "linear_fc2.bias", layer->experts_fc2_bias) == count;
+    layer->expert_count = count;
     const loom_parameter *bias = find(set, layer->number, "mlp.router.expert_bias");
     bool biased = layer->config->moe.moe_router_enable_expert_bias;
-    if (layer->router && first > 0 && first == second && (bias != NULL) == biased)
+    if (layer->router && alike && (bias != NULL) == biased)
         return loom__router_memory_create((int64_t)most, bias ? bias->data : NULL,
             loom__balance_coefficient(&layer->config->moe, "global_aux_loss") > 0, &layer->router_memory);
     return loom_fail(LOOM_ERR_INTERNAL, "the spec lacks an expert of layer %lld", (long long)layer->number);
@@ -50,7 +60,7 @@ static loom_status bind_experts(const loom__parameter_set *set, loom__layer *lay
 
 void loom__layer_unbind(loom__layer *layer) {
     free(layer->experts_fc1);
-    layer->experts_fc1 = layer->experts_fc2 = NULL;
+    layer->experts_fc1 = layer->experts_fc2 = layer->experts_fc1_bias = layer->experts_fc2_bias = NULL;
     loom__router_memory_destroy(layer->router_memory);
     layer->router_memory = NULL;
 }
@@ -72,9 +82,9 @@ loom_status loom__layer_bind(
         .mlp_norm = find(set, number, "pre_mlp_layernorm.weight"),
         .mlp_norm_bias = find(set, number, "pre_mlp_layernorm.bias"),
         .fc1 = find(set, number, experts ? "mlp.shared_experts.linear_fc1.weight" : "mlp.linear_fc1.weight"),
-        .fc1_bias = find(set, number, "mlp.linear_fc1.bias"),
+        .fc1_bias = find(set, number, experts ? "mlp.shared_experts.linear_fc1.bias" : "mlp.linear_fc1.bias"),
         .fc2 = find(set, number, experts ? "mlp.shared_experts.linear_fc2.weight" : "mlp.linear_fc2.weight"),
-        .fc2_bias = find(set, number, "mlp.linear_fc2.bias"),
+        .fc2_bias = find(set, number, experts ? "mlp.shared_experts.linear_fc2.bias" : "mlp.linear_fc2.bias"),
     };
     LOOM_TRY(bind_experts(set, layer));
     bool heads_have_norms = layer->q_norm && layer->k_norm;
@@ -273,12 +283,12 @@ static loom_status dense_mlp(
 static loom_status through_experts(
     const loom__layer *layer, loom_tape *tape, loom_tensor *rows, const loom__routed *routed, loom_tensor **narrow) {
     loom_tensor *wide = NULL, *active = NULL;
-    loom_status status = loom__expert_linear(tape, rows, routed, layer->experts_fc1, &wide);
+    loom_status status = loom__expert_linear(tape, rows, routed, layer->experts_fc1, NULL, &wide);
     if (!status)
-        status = loom_activate(tape, layer->config->activation, wide, NULL, &active);
+        status = loom__expert_activate(tape, layer->config->activation, wide, routed, layer->experts_fc1_bias, &active);
     loom_tensor_release(wide);
     if (!status)
-        status = loom__expert_linear(tape, active, routed, layer->experts_fc2, narrow);
+        status = loom__expert_linear(tape, active, routed, layer->experts_fc2, layer->experts_fc2_bias, narrow);
     loom_tensor_release(active);
     return status;
 }
@@ -293,10 +303,10 @@ static loom_status route(const loom__layer *layer, loom_tape *tape, const loom__
     options.noise =
         (loom__router_noise){m->seed, layer->number, m->sample, loom__row_positions(m), m->cache ? m->positions : NULL};
     if (!(options.jitter > 0))
-        return loom__route_tokens(tape, normed, layer->router, &options, probs, routed);
+        return loom__route_tokens(tape, normed, layer->router, layer->router_bias, &options, probs, routed);
     loom_tensor *read = NULL;
     LOOM_TRY(loom__router_jitter(tape, normed, options.jitter, &options.noise, &read));
-    loom_status status = loom__route_tokens(tape, read, layer->router, &options, probs, routed);
+    loom_status status = loom__route_tokens(tape, read, layer->router, layer->router_bias, &options, probs, routed);
     loom_tensor_release(read);
     return status;
 }
@@ -333,7 +343,28 @@ static loom_status routed_experts(
     return status;
 }
 
-/* The routed experts, and beside them those that every token goes to. */
+/* *shared [s/tp, b, h] becomes (*shared + bias) * sigmoid of the gate: what is weighted is all that the experts give.
+ */
+static loom_status weigh_shared(
+    const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **shared) {
+    loom_tensor *whole = *shared;
+    loom_status status = LOOM_OK;
+    *shared = NULL;
+    if (layer->fc2_bias) {
+        loom_tensor *narrow = whole;
+        whole = NULL;
+        status = loom_bias_dropout_add(
+            tape, narrow, layer->fc2_bias, NULL, &(loom_dropout){0}, m->sample, loom__row_positions(m), &whole);
+        loom_tensor_release(narrow);
+    }
+    if (!status)
+        status = loom_sigmoid_gate(tape, normed, layer->shared_gate, whole, shared);
+    loom_tensor_release(whole);
+    return status;
+}
+
+/* The routed experts, and beside them those that every token goes to; without the latter's last bias where they have no
+ * gate, which then comes with the residual. */
 static loom_status experts(
     const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **output) {
     if (!layer->fc1)
@@ -342,12 +373,8 @@ static loom_status experts(
     loom_status status = routed_experts(layer, tape, m, normed, &routed);
     if (!status)
         status = dense_mlp(layer, tape, m, normed, &shared);
-    if (!status && layer->shared_gate) {
-        loom_tensor *ungated = shared;
-        shared = NULL;
-        status = loom_sigmoid_gate(tape, normed, layer->shared_gate, ungated, &shared);
-        loom_tensor_release(ungated);
-    }
+    if (!status && layer->shared_gate)
+        status = weigh_shared(layer, tape, m, normed, &shared);
     if (!status)
         status = loom_add(tape, routed, shared, output);
     loom_tensor_release(routed);
@@ -380,8 +407,8 @@ static loom_status mlp(
     loom_tensor_release(normed);
     if (!status) {
         loom_dropout dropout = site_dropout(m, config->hidden_dropout, layer->number, LOOM_DROPOUT_MLP);
-        status = loom_bias_dropout_add(
-            tape, narrow, layer->fc2_bias, x, &dropout, m->sample, loom__row_positions(m), output);
+        loom_parameter *bias = layer->shared_gate ? NULL : layer->fc2_bias;
+        status = loom_bias_dropout_add(tape, narrow, bias, x, &dropout, m->sample, loom__row_positions(m), output);
     }
     loom_tensor_release(narrow);
     return status;

@@ -35,11 +35,13 @@ typedef struct loom__layer {
     int64_t number; /* global, from 0 */
     const loom_model_config *config;
     loom_parameter *input_norm, *input_norm_bias, *qkv, *qkv_bias, *q_norm, *k_norm, *proj, *proj_bias;
-    loom_parameter *mlp_norm, *mlp_norm_bias, *fc1, *fc1_bias, *fc2, *fc2_bias; /* fc1, fc2: of the shared experts in a
-                                                                                   layer of experts, or NULL there */
-    /* Of a layer of experts: the router, the gate of the shared experts where they have one, and the weights of this
-     * rank's experts in order; NULL elsewhere. The lists are the layer's own. */
-    loom_parameter *router, *shared_gate, **experts_fc1, **experts_fc2;
+    /* fc1, fc2 and their biases are those of the shared experts in a layer of experts, or NULL there. */
+    loom_parameter *mlp_norm, *mlp_norm_bias, *fc1, *fc1_bias, *fc2, *fc2_bias;
+    /* Of a layer of experts: the router, the gate of the shared experts where they have one, and the weights and biases
+     * of this rank's experts in order; NULL elsewhere, and biases where there are none. The lists are the layer's own.
+     */
+    loom_parameter *router, *router_bias, *shared_gate;
+    loom_parameter **experts_fc1, **experts_fc2, **experts_fc1_bias, **experts_fc2_bias;
     loom__router_memory *router_memory; /* the layer's own */
     int64_t expert_count;
 } loom__layer;

@@ -95,10 +95,10 @@ loom_status loom__router_jitter(
 /* logits [s*b, experts], F32 or F64: standard normal. LOOM_ERR_MEMORY. */
 loom_status loom__random_logits(const loom__router_noise *noise, int64_t b, loom_tensor *logits);
 
-/* x [s, b, h] (this rank's rows), weight [experts, h]. *probs [s*b, experts] F32: the weights of the experts, to be
- * given to loom__expert_combine. *routed: loom__routed_release. Collective over groups.all, and over balance_group
- * or step_group where there is a balance loss and the tape records. */
-loom_status loom__route_tokens(loom_tape *tape, loom_tensor *x, loom_parameter *weight,
+/* x [s, b, h] (this rank's rows), weight [experts, h], bias [experts] of the logits or NULL. *probs [s*b, experts] F32:
+ * the weights of the experts, to be given to loom__expert_combine. *routed: loom__routed_release. Collective over
+ * groups.all, and over balance_group or step_group where there is a balance loss and the tape records. */
+loom_status loom__route_tokens(loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_parameter *bias,
     const loom__router_options *options, loom_tensor **probs, loom__routed **routed);
 /* y [s, b, h] = x times the weight of the expert that each token goes to (topk 1; 0 where it was dropped), and units
  * [s*b, experts]: the probs of loom__expert_combine that are left, 1 where it goes. Local. */
@@ -106,9 +106,20 @@ loom_status loom__weigh_tokens(loom_tape *tape, loom_tensor *x, loom_tensor *pro
     loom_tensor **output, loom_tensor **units);
 /* rows [expert_rows, h] of this rank's experts. Collective over groups.all. */
 loom_status loom__expert_dispatch(loom_tape *tape, loom_tensor *x, loom__routed *routed, loom_tensor **rows);
-/* y [expert_rows, o] = rows W_e^T, W_e = weights[e] [o, i] for the rows of local expert e. Local. */
+/* y [expert_rows, o] = rows W_e^T + b_e, W_e = weights[e] [o, i] for the rows of local expert e, b_e = biases[e] [o] on
+ * the first rank of etp alone, as the sum over etp is to come; their gradients are whole on all. biases: NULL or
+ * [local_experts]. Local. */
 loom_status loom__expert_linear(loom_tape *tape, loom_tensor *rows, const loom__routed *routed,
-    loom_parameter *const *weights, loom_tensor **output);
+    loom_parameter *const *weights, loom_parameter *const *biases, loom_tensor **output);
+/* As loom_activate of each expert's rows with its bias, biases[e] [o]; biases NULL: none. Local. */
+loom_status loom__expert_activate(loom_tape *tape, loom_activation act, loom_tensor *rows, const loom__routed *routed,
+    loom_parameter *const *biases, loom_tensor **output);
+/* Of operation `op` on rows of `dtype`: all biases [width] are there and gathered. biases NULL: nothing to do. */
+loom_status loom__expert_biases_ready(
+    const char *op, loom_dtype dtype, const loom__routed *routed, loom_parameter *const *biases, int64_t width);
+/* Adds the sums over each expert's rows of d_y, counts[e] of them, to the gradients of biases[e]. */
+void loom__expert_bias_gradients(
+    loom_tape *tape, int64_t experts, const int64_t *counts, loom_parameter *const *biases, loom_tensor *d_y);
 /* output [s, b, h]: for each token the sum over its experts of probs * (sum over etp of rows). Collective over
  * groups.all.
  */

@@ -104,8 +104,22 @@ static loom_status create_in_double(
 
 /* ---- products ---- */
 
-loom_status loom__logits_create(
-    loom_tape *tape, loom_tensor *x, const loom_parameter *weight, bool in_double, loom_tensor **out) {
+static loom_status add_bias(loom_tape *tape, const loom_parameter *bias, loom_tensor *logits) {
+    const int64_t tokens = logits->shape[0], experts = logits->shape[1];
+    loom_tensor *wide;
+    const float *values;
+    LOOM_TRY(loom__vector(tape, bias, 0, &wide, &values));
+    if (!is_double(logits))
+        KERNELS(tape)->bias_add(TEAM(tape), tokens, experts, floats(logits), values, floats(logits));
+    else
+        for (int64_t i = 0; i < tokens * experts; i++)
+            doubles(logits)[i] += (double)values[i % experts];
+    loom_tensor_release(wide);
+    return LOOM_OK;
+}
+
+loom_status loom__logits_create(loom_tape *tape, loom_tensor *x, const loom_parameter *weight,
+    const loom_parameter *bias, bool in_double, loom_tensor **out) {
     const int64_t tokens = x->shape[0] * x->shape[1], experts = weight->shape[0], h = x->shape[2];
     loom_tensor *logits;
     LOOM_TRY(loom_tensor_create(
@@ -120,6 +134,8 @@ loom_status loom__logits_create(
         loom__kernels16(tape, x->dtype)
             ->gemm_f32(TEAM(tape), false, true, tokens, experts, h, 1, x->data, h, weight->data16, h, false,
                 floats(logits), experts);
+    if (!status && bias)
+        status = add_bias(tape, bias, logits);
     if (status) {
         loom_tensor_release(logits);
         return status;
@@ -174,6 +190,21 @@ void loom__logits_to_weight(loom_tape *tape, loom_tensor *d_logits, loom_tensor 
         loom__kernels16(tape, x->dtype)
             ->gemm_f32(TEAM(tape), true, false, experts, h, tokens, 1, d_logits->data, experts, x->data, h, accumulate,
                 grad, h);
+}
+
+void loom__logits_to_bias(loom_tape *tape, const loom_tensor *d_logits, bool accumulate, float *grad) {
+    const int64_t tokens = d_logits->shape[0], experts = d_logits->shape[1];
+    if (!is_double(d_logits)) {
+        LOOM__KERNEL(tape, d_logits->dtype, bias_gradient, tokens, experts, d_logits->data, accumulate, grad);
+        return;
+    }
+    const double *from = d_logits->data;
+    for (int64_t e = 0; e < experts; e++) {
+        double sum = 0;
+        for (int64_t t = 0; t < tokens; t++)
+            sum += from[t * experts + e];
+        grad[e] = accumulate ? grad[e] + (float)sum : (float)sum;
+    }
 }
 
 /* ---- the arithmetic of `moe` ---- */

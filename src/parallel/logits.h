@@ -6,9 +6,10 @@
 #include "moe/router.h"
 #include <megaloom/tensor.h>
 
-/* logits = x W^T, x [s, b, h] with tokens = s*b, weight [experts, h]; sums in fp32, or in double, as they are kept. */
-loom_status loom__logits_create(
-    loom_tape *tape, loom_tensor *x, const loom_parameter *weight, bool in_double, loom_tensor **logits);
+/* logits = x W^T + bias, x [s, b, h] with tokens = s*b, weight [experts, h], bias [experts] or NULL; sums in fp32, or
+ * in double, as they are kept. */
+loom_status loom__logits_create(loom_tape *tape, loom_tensor *x, const loom_parameter *weight,
+    const loom_parameter *bias, bool in_double, loom_tensor **logits);
 
 /* As the functions of moe/router.h. d_logits of a loss may be NULL. */
 loom_status loom__logits_route(
@@ -29,5 +30,7 @@ loom_status loom__logits_to_input(
     loom_tape *tape, loom_tensor *d_logits, const loom_parameter *weight, loom_tensor *d_x);
 /* grad [experts, h] (+)= d_logits^T x. */
 void loom__logits_to_weight(loom_tape *tape, loom_tensor *d_logits, loom_tensor *x, bool accumulate, float *grad);
+/* grad [experts] (+)= the sum of d_logits over the tokens. */
+void loom__logits_to_bias(loom_tape *tape, const loom_tensor *d_logits, bool accumulate, float *grad);
 
 #endif

@@ -77,7 +77,7 @@ static loom_status plan_rows(loom__routed *r) {
 /* ---- the operation ---- */
 
 typedef struct route_state {
-    loom_parameter *weight;
+    loom_parameter *weight, *bias; /* bias: or NULL */
     loom__router router;
     loom__routed *routed;
     struct balance_loss {
@@ -127,7 +127,7 @@ static loom_status route_input(loom_tape *tape, loom_node *node, loom_tensor *d_
         loom_tensor_release(d_x);
     else
         status = loom_tape_give(tape, node, 0, d_x);
-    if (!status && state->weight->grad)
+    if (!status && loom_node_parameter(node, 0))
         state->d_logits = loom_tensor_retain(narrow);
     loom_tensor_release(narrow);
     return status;
@@ -144,7 +144,11 @@ static loom_status route_weight(loom_tape *tape, loom_node *node, loom_tensor *d
     }
     bool accumulate;
     float *grad = loom_parameter_begin_grad(state->weight, &accumulate);
-    loom__logits_to_weight(tape, state->d_logits, x, accumulate, grad);
+    if (grad)
+        loom__logits_to_weight(tape, state->d_logits, x, accumulate, grad);
+    grad = state->bias ? loom_parameter_begin_grad(state->bias, &accumulate) : NULL;
+    if (grad)
+        loom__logits_to_bias(tape, state->d_logits, accumulate, grad);
     loom_tensor_release(state->d_logits);
     state->d_logits = NULL;
     return LOOM_OK;
@@ -233,19 +237,18 @@ static loom_status collect(
         options->collector, options->layer, state->routed->tokens, &state->routed->routing, &losses);
 }
 
-/* x is read, and its routing decided; *logits [tokens, experts]. */
-static loom_status decide(loom_tape *tape, loom_tensor *x, loom_parameter *weight, const loom__router_options *options,
-    route_state *state, loom_tensor **logits) {
+/* x is read, and its routing decided; *logits [tokens, experts]. state has the parameters. */
+static loom_status decide(
+    loom_tape *tape, loom_tensor *x, const loom__router_options *options, route_state *state, loom_tensor **logits) {
     const int64_t tokens = x->shape[0] * x->shape[1];
-    state->weight = weight;
     state->router = options->router;
     state->scale = options->own_loss_scale;
     LOOM_TRY(create_routed(tokens, options, &state->routed));
-    LOOM_TRY(loom__logits_create(tape, x, weight, options->in_double, logits));
+    LOOM_TRY(loom__logits_create(tape, x, state->weight, state->bias, options->in_double, logits));
     if (options->random_logits)
         LOOM_TRY(loom__random_logits(&options->noise, x->shape[1], *logits));
-    const float *bias = options->memory ? options->memory->bias : NULL;
-    LOOM_TRY(loom__logits_route(*logits, &state->router, bias, options->training, &state->routed->routing));
+    const float *of_choice = options->memory ? options->memory->bias : NULL;
+    LOOM_TRY(loom__logits_route(*logits, &state->router, of_choice, options->training, &state->routed->routing));
     if (options->memory && options->training && loom_tape_records(tape))
         loom__router_memory_count(options->memory, tokens, state->routed->routing.map);
     if (options->training)
@@ -264,25 +267,35 @@ static loom_status copy_probs(loom_tape *tape, const loom__routed *routed, loom_
     return LOOM_OK;
 }
 
-loom_status loom__route_tokens(loom_tape *tape, loom_tensor *x, loom_parameter *weight,
-    const loom__router_options *options, loom_tensor **probs, loom__routed **routed) {
-    LOOM_TRY(loom__check_dtype(tape, route_op.name, x));
+static loom_status check_parameters(
+    const loom_tensor *x, loom_parameter *weight, loom_parameter *bias, const loom__router_options *options) {
     LOOM_TRY(loom__check_parameter_dtype(route_op.name, x, weight));
+    LOOM_TRY(loom__check_parameter_dtype(route_op.name, x, bias));
     if (x->dims != 3 || x->shape[2] != weight->shape[1] || weight->shape[0] != options->router.experts)
         return loom_fail(LOOM_ERR_ARGUMENT, "router: found %s [%lld, %lld] for rows of width %lld and %lld experts",
             weight->name, (long long)weight->shape[0], (long long)weight->shape[1], (long long)x->shape[2],
             (long long)options->router.experts);
-    LOOM_TRY(loom_tensor_ready(x));
+    if (bias && (bias->dims != 1 || bias->shape[0] != options->router.experts))
+        return loom_fail(LOOM_ERR_ARGUMENT, "router: %s has %lld elements for %lld experts", bias->name,
+            (long long)bias->shape[0], (long long)options->router.experts);
     LOOM_TRY(loom_parameter_ready(weight));
-    route_state made = {0};
+    return loom_parameter_ready(bias);
+}
+
+loom_status loom__route_tokens(loom_tape *tape, loom_tensor *x, loom_parameter *weight, loom_parameter *bias,
+    const loom__router_options *options, loom_tensor **probs, loom__routed **routed) {
+    LOOM_TRY(loom__check_dtype(tape, route_op.name, x));
+    LOOM_TRY(check_parameters(x, weight, bias, options));
+    LOOM_TRY(loom_tensor_ready(x));
+    route_state made = {.weight = weight, .bias = bias};
     loom_tensor *logits = NULL, *out = NULL;
     loom_node *node = NULL;
-    loom_status status = decide(tape, x, weight, options, &made, &logits);
+    loom_status status = decide(tape, x, options, &made, &logits);
     if (!status)
         status = copy_probs(tape, made.routed, &out);
     if (!status)
-        status = loom_tape_record(
-            tape, &route_op, sizeof made, (loom_tensor *[]){x}, 1, (loom_parameter *[]){weight}, 1, out, &node);
+        status = loom_tape_record(tape, &route_op, sizeof made, (loom_tensor *[]){x}, 1,
+            (loom_parameter *[]){weight, bias}, bias ? 2 : 1, out, &node);
     if (!status) {
         *routed = made.routed;
         made.routed->references++;

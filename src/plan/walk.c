@@ -174,6 +174,8 @@ static int experts(walk *w, tape *t, int x, bool expert_layer) {
     if (width == 0)
         return routed;
     int shared = dense_mlp(w, t, x, width);
+    if (w->sizes->model.moe.moe_shared_expert_gate && loom__model_biases(&w->sizes->model).mlp)
+        replace(w, &shared, residual(w, t, shared, -1, true));
     if (w->sizes->model.moe.moe_shared_expert_gate)
         shared = loom__walk_gate(w, t, x, shared);
     ready(w, routed);
@@ -210,7 +212,8 @@ static int layer(walk *w, tape *t, int x, bool expert_layer) {
         replace(w, &at, again(w, t, AGAIN_EXPERTS, experts, at, true));
     else
         replace(w, &at, experts(w, t, at, true));
-    replace(w, &at, residual(w, t, at, middle, biases.mlp));
+    bool shared = model->moe.moe_shared_expert_intermediate_size > 0 && !model->moe.moe_shared_expert_gate;
+    replace(w, &at, residual(w, t, at, middle, biases.mlp && (!expert_layer || shared)));
     drop(w, middle);
     return at;
 }

@@ -72,9 +72,11 @@ static int dispatch(walk *w, tape *t, int x) {
     return rows;
 }
 
-static int expert_linear(walk *w, tape *t, int rows, int64_t width) {
+/* Biases are widened one after the other. */
+static int expert_linear(walk *w, tape *t, int rows, int64_t width, bool bias) {
     ready(w, rows);
     int y = make(w, PASSING, expert_rows(w) * width * w->sizes->width);
+    drop(w, widened(w, width, bias));
     save(w, record(w, t, EXPERT_LINEAR, rows, -1, y, true), rows);
     return y;
 }
@@ -93,11 +95,12 @@ static int combine(walk *w, tape *t, int rows, int probs) {
 int loom__walk_routed(walk *w, tape *t, int x) {
     const loom__plan_sizes *s = w->sizes;
     int64_t f = s->model.moe.moe_ffn_hidden_size / s->etp;
+    bool bias = loom__model_biases(&s->model).mlp;
     int probs = route(w, t, x), rows = dispatch(w, t, x);
-    int wide = expert_linear(w, t, rows, gates(w) * f);
-    int active = loom__walk_activate(w, t, wide, expert_rows(w), f, false);
+    int wide = expert_linear(w, t, rows, gates(w) * f, false);
+    int active = loom__walk_activate(w, t, wide, expert_rows(w), f, bias);
     drop(w, wide);
-    int narrow = expert_linear(w, t, active, s->model.hidden_size);
+    int narrow = expert_linear(w, t, active, s->model.hidden_size, bias);
     drop(w, active);
     drop(w, rows);
     int y = combine(w, t, narrow, probs);

@@ -129,9 +129,6 @@ void loom__model_config_complete_experts(
             moe->num_moe_experts, tp);
     check_names(faults, moe);
     check_balance(faults, moe);
-    if (loom__model_biases(config).mlp)
-        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
-            "not supported yet: experts with biases (add_bias_linear or add_mlp_bias true with num_moe_experts)");
     loom__router router = loom__model_router(config);
     loom_status status = loom__router_check(&router, moe->moe_router_enable_expert_bias);
     if (status)

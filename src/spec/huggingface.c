@@ -62,6 +62,8 @@ static const char *experts_cannot(const family *has, const loom_model_config *co
 /* What of the configuration the family's files cannot say; NULL = nothing. */
 static const char *family_cannot(const family *has, const loom_model_config *config) {
     loom__biases biases = loom__model_biases(config);
+    if (biases.mlp && !has->biases && config->moe.num_moe_experts > 0)
+        return "biases of experts (add_bias_linear or add_mlp_bias true), for which its files have no tensors";
     if (config->add_bias_linear && !has->biases)
         return "add_bias_linear true";
     if (biases.proj && !has->biases && !has->proj_bias)

@@ -72,6 +72,7 @@ loom__biases loom__model_biases(const loom_model_config *config) {
         .qkv = config->add_bias_linear || config->add_qkv_bias,
         .proj = config->add_bias_linear || config->add_proj_bias,
         .mlp = config->add_bias_linear || config->add_mlp_bias,
+        .router = config->add_bias_linear,
     };
 }
 
@@ -98,26 +99,42 @@ static void add_row_linear(list *to, const char *weight, const char *bias, int64
 /* Two linear layers of width f under the module `where`. */
 static void add_mlp(list *to, const char *where, int64_t f) {
     const loom_model_config *config = &to->spec->config;
-    bool gated = loom_activation_is_gated(config->activation);
-    char name[LOOM__PARAMETER_NAME_MAX];
-    snprintf(name, sizeof name, "%s.linear_fc1.weight", where);
-    add_column_linear(
-        to, name, NULL, gated ? 2 * f : f, config->hidden_size, gated ? LOOM__SHARD_GATE_UP : LOOM__SHARD_SLICE, false);
-    snprintf(name, sizeof name, "%s.linear_fc2.weight", where);
-    add_row_linear(to, name, NULL, config->hidden_size, f, false);
+    bool gated = loom_activation_is_gated(config->activation), biased = loom__model_biases(config).mlp;
+    char weight[LOOM__PARAMETER_NAME_MAX], bias[LOOM__PARAMETER_NAME_MAX];
+    snprintf(weight, sizeof weight, "%s.linear_fc1.weight", where);
+    snprintf(bias, sizeof bias, "%s.linear_fc1.bias", where);
+    add_column_linear(to, weight, bias, gated ? 2 * f : f, config->hidden_size,
+        gated ? LOOM__SHARD_GATE_UP : LOOM__SHARD_SLICE, biased);
+    snprintf(weight, sizeof weight, "%s.linear_fc2.weight", where);
+    snprintf(bias, sizeof bias, "%s.linear_fc2.bias", where);
+    add_row_linear(to, weight, bias, config->hidden_size, f, biased);
+}
+
+/* Megatron-Core draws it as it does weights; biases of linear layers it sets to zero. */
+static void add_router_bias(list *to) {
+    loom__parameter_descriptor *parameter = add(to, "mlp.router.bias", 1, to->spec->config.moe.num_moe_experts, 1);
+    parameter->initial = LOOM__INIT_NORMAL;
+    parameter->std = to->spec->config.init_method_std;
+    parameter->sequence_partial = true;
 }
 
 static void add_experts(list *to) {
     const loom_moe_config *moe = &to->spec->config.moe;
     /* Each tensor rank routes its own rows of the sequence. */
     add(to, "mlp.router.weight", 2, moe->num_moe_experts, to->spec->config.hidden_size)->sequence_partial = true;
+    if (loom__model_biases(&to->spec->config).router)
+        add_router_bias(to);
     for (int64_t e = 0; e < moe->num_moe_experts; e++) {
         char where[LOOM__PARAMETER_NAME_MAX];
         snprintf(where, sizeof where, "mlp.experts.local_experts.%lld", (long long)e);
         int64_t first = to->spec->count;
         add_mlp(to, where, moe->moe_ffn_hidden_size);
-        for (int64_t i = first; i < to->spec->count; i++)
-            to->spec->parameters[i].expert = e;
+        for (int64_t i = first; i < to->spec->count; i++) {
+            loom__parameter_descriptor *parameter = &to->spec->parameters[i];
+            parameter->expert = e;
+            /* The tensor ranks of an expert have all of its rows, whatever those of the sequence have. */
+            parameter->sequence_partial = false;
+        }
     }
     if (moe->moe_shared_expert_gate)
         add(to, "mlp.shared_experts.gate_weight", 2, 1, to->spec->config.hidden_size)->sequence_partial = true;
@@ -129,7 +146,6 @@ static void add_layer(list *to) {
     const loom_model_config *config = &to->spec->config;
     int64_t h = config->hidden_size, f = config->ffn_hidden_size, d = config->kv_channels;
     int64_t n = config->num_attention_heads, g = config->num_query_groups;
-    bool gated = loom_activation_is_gated(config->activation);
     loom__biases biases = loom__model_biases(config);
     add_norm(to, "input_layernorm.weight", "input_layernorm.bias");
     add_row_linear(to, "self_attention.linear_proj.weight", "self_attention.linear_proj.bias", h, n * d, biases.proj);
@@ -144,9 +160,7 @@ static void add_layer(list *to) {
         add_experts(to);
         return;
     }
-    add_column_linear(to, "mlp.linear_fc1.weight", "mlp.linear_fc1.bias", gated ? 2 * f : f, h,
-        gated ? LOOM__SHARD_GATE_UP : LOOM__SHARD_SLICE, biases.mlp);
-    add_row_linear(to, "mlp.linear_fc2.weight", "mlp.linear_fc2.bias", h, f, biases.mlp);
+    add_mlp(to, "mlp", f);
 }
 
 /* The bias of the choice of experts is moved by what the router counts and by no gradient. */
@@ -187,11 +201,11 @@ static void add_all(loom__model_spec *spec) {
 }
 
 loom_status loom__model_spec_create(const loom_model_config *completed, loom__model_spec **spec) {
-    enum { A_LAYER = 15, OUTSIDE = 5 }; /* parameters, at most; a tied head comes behind them */
+    enum { A_LAYER = 18, AN_EXPERT = 4, OUTSIDE = 5 }; /* parameters, at most; a tied head comes behind them */
     if (completed->num_layers < 1 || completed->padded_vocab_size < completed->vocab_size || completed->kv_channels < 1)
         return loom_fail(
             LOOM_ERR_ARGUMENT, "a model specification needs a completed configuration (loom__model_config_complete)");
-    size_t a_layer = A_LAYER + 2 * (size_t)completed->moe.num_moe_experts;
+    size_t a_layer = A_LAYER + AN_EXPERT * (size_t)completed->moe.num_moe_experts;
     loom__model_spec *made = calloc(1, sizeof *made);
     if (made)
         made->parameters = calloc((size_t)completed->num_layers * a_layer + OUTSIDE, sizeof *made->parameters);

@@ -98,7 +98,7 @@ loom_status loom__model_config_check_expert_ranks(const loom_model_config *confi
 
 /* Which linear layers have a bias. */
 typedef struct loom__biases {
-    bool qkv, proj, mlp; /* mlp: fc1 and fc2 */
+    bool qkv, proj, mlp, router; /* mlp: fc1 and fc2, also of each expert and of the shared ones */
 } loom__biases;
 loom__biases loom__model_biases(const loom_model_config *config);
 

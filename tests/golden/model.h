@@ -256,7 +256,7 @@ static inline void golden_model_destroy(golden_model *model) {
     *model = (golden_model){0};
 }
 
-/* The weights of `directory` on a layout. Destroy also after an error. */
+/* The weights of `directory`, or where it is NULL initial ones, on a layout. Destroy also after an error. */
 static inline loom_status golden_model_create(loom_rank *rank, const golden_layout *layout, const char *directory,
     const loom_model_config *config, golden_model *model) {
     loom_megatron_strategy_config strategy = loom_megatron_strategy_config_default();
@@ -287,7 +287,8 @@ static inline loom_status golden_model_create(loom_rank *rank, const golden_layo
     *model = (golden_model){0};
     LOOM_TRY(loom_fabric_create(rank, &strategy, &precision, &model->fabric));
     LOOM_TRY(loom_fabric_launch(model->fabric));
-    LOOM_TRY(loom_gpt_create_from_hf(model->fabric, directory, &adjusted, &module));
+    LOOM_TRY(directory ? loom_gpt_create_from_hf(model->fabric, directory, &adjusted, &module)
+                       : loom_gpt_create(model->fabric, &adjusted, &module));
     LOOM_TRY(loom_fabric_setup_module(model->fabric, module, &model->parallel));
     int dp = loom_comm_size(loom_fabric_group(model->fabric, LOOM_GROUP_DP));
     return dp == layout->dp ? LOOM_OK : loom_fail(LOOM_ERR_INTERNAL, "found dp %d, expected %d", dp, layout->dp);

@@ -78,7 +78,7 @@ static loom_status run_call(loom_rank *rank, const call *c) {
         status = loom_tape_leaf(tape, x);
     }
     if (!status)
-        status = loom__route_tokens(tape, x, c->weight, c->options, &probs, &routed);
+        status = loom__route_tokens(tape, x, c->weight, NULL, c->options, &probs, &routed);
     if (!status)
         status = loom_tensor_create(rank, LOOM_F32, 2, probs->shape, &d_probs);
     for (int64_t i = 0; !status && i < c->tokens * c->experts; i++)

@@ -5,7 +5,7 @@ if(NOT MEGALOOM_MPI)
 endif()
 
 set_tests_properties(golden.train PROPERTIES FIXTURES_SETUP golden_train_numbers)
-foreach(name export generate hf train mcore)
+foreach(name export generate hf train mcore moe_biases)
   set(worlds 2 4)
   if(name STREQUAL "train")
     list(APPEND worlds 8)

@@ -82,7 +82,7 @@ static loom_status through_experts(loom_rank *rank, loom_tape *tape, loom_comm *
     loom_tensor *probs = NULL, *rows = NULL, *y = NULL, *d_y = NULL;
     for (int i = 0; i < EXPERTS * H; i++)
         weight[i] = (float)(i * 5 % 17) / 17.0f - 0.5f;
-    loom_status status = loom__route_tokens(tape, x, &router, &options, &probs, &routed);
+    loom_status status = loom__route_tokens(tape, x, &router, NULL, &options, &probs, &routed);
     if (!status)
         status = loom__expert_dispatch(tape, x, routed, &rows);
     if (!status)

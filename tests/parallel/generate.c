@@ -27,6 +27,7 @@ static loom_model_config config_of(model_kind kind) {
         config.window_size = kind == LLAMA_WINDOW ? 5 : 0;
         config.moe.num_moe_experts = has_experts(kind) ? 4 : 0;
         config.moe.moe_router_force_load_balancing = kind == DRAWN_EXPERTS;
+        config.add_bias_linear = kind == EXPERTS;
     }
     config.seq_length = POSITIONS;
     config.max_position_embeddings = POSITIONS;

@@ -1,4 +1,4 @@
-/* The plan's memory against what runs allocate: for thirty layouts each rank's buffers of weights, gradients and
+/* The plan's memory against what runs allocate: for some thirty layouts each rank's buffers of weights, gradients and
  * optimizer state, and the high-water mark of its allocator, within 5 % of what the plan says of its stage; where one
  * stage has the whole model, what waits for a backward, too. */
 #include "ddp/ddp.h"
@@ -10,6 +10,8 @@
 #define EXPERTS                                                                                                        \
     "model.num_moe_experts=4", "model.moe_ffn_hidden_size=352", "model.moe_expert_capacity_factor=1",                  \
         "model.moe_pad_expert_input_to_capacity=true"
+
+#define BIASES "model.add_bias_linear=true"
 
 static const char *const common[] = {"steps=2", "model.architecture=llama", "model.num_layers=8",
     "model.hidden_size=128", "model.ffn_hidden_size=352", "model.num_attention_heads=8", "model.num_query_groups=4",
@@ -77,6 +79,16 @@ static const planned_case cases[] = {
             "model.moe_layer_recompute=true"}},
     {"experts in slices of all ranks",
         {"ranks=2", EXPERTS, "strategy.expert_model_parallel_size=2", "strategy.moe_extended_tp=true"}},
+    {"experts with biases, in slices",
+        {"ranks=4", EXPERTS, BIASES, "strategy.expert_model_parallel_size=2", "strategy.expert_tensor_parallel_size=2",
+            "strategy.ddp.use_distributed_optimizer=true"}},
+    {"the same in bf16, with a shared expert",
+        {"ranks=2", EXPERTS, BIASES, "strategy.expert_model_parallel_size=2", "precision=bf16-mixed",
+            "model.moe_shared_expert_intermediate_size=352", "model.hidden_dropout=0.1"}},
+    {"the same in bf16, with a gated one",
+        {"ranks=2", EXPERTS, BIASES, "strategy.tensor_model_parallel_size=2", "strategy.sequence_parallel=true",
+            "precision=bf16-mixed", "model.moe_shared_expert_intermediate_size=352",
+            "model.moe_shared_expert_gate=true"}},
     {"qwen3 in bf16, deep", {"ranks=1", "model.architecture=qwen3", "precision=bf16-mixed", "model.num_layers=12"}},
 };
 enum { CASES = sizeof cases / sizeof *cases };

@@ -51,6 +51,10 @@ static const planned_case cases[] = {
         {"ranks=4", EXPERTS, GATHERED, SEQUENCE, "strategy.expert_model_parallel_size=2",
             "strategy.expert_tensor_parallel_size=1", "model.moe_shared_expert_intermediate_size=96",
             "model.moe_layer_recompute=true"}},
+    {"sequence, experts with biases, a gated shared one",
+        {"ranks=4", EXPERTS, GATHERED, SEQUENCE, "strategy.expert_model_parallel_size=2",
+            "strategy.expert_tensor_parallel_size=1", "model.moe_shared_expert_intermediate_size=96",
+            "model.moe_shared_expert_gate=true", "model.add_bias_linear=true"}},
     {"experts in slices of all ranks", {"ranks=4", EXPERTS, GATHERED, SEQUENCE, "strategy.expert_model_parallel_size=2",
                                            "strategy.moe_extended_tp=true"}},
 };

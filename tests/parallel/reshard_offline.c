@@ -49,6 +49,7 @@ static loom_model_config model_config(bool tied, bool experts) {
         config.moe.moe_ffn_hidden_size = 12;
         config.moe.moe_router_score_function = "sigmoid";
         config.moe.moe_router_enable_expert_bias = true;
+        config.add_bias_linear = true;
     }
     return config;
 }

@@ -30,6 +30,7 @@ typedef struct way {
     const char *architecture;
     bool tied, fully;
     bool together; /* checkpoint.parallel_load */
+    bool biased;   /* add_bias_linear */
 } way;
 
 /* One run of a program. */
@@ -67,6 +68,7 @@ static loom_model_config model_config(const way *by) {
     config.vocab_size = VOCABULARY;
     config.make_vocab_size_divisible_by = 2; /* so that the padding depends on the tensor size */
     config.share_embeddings_and_output_weights = by->tied;
+    config.add_bias_linear = config.add_bias_linear || by->biased;
     return config;
 }
 
@@ -295,22 +297,22 @@ static void must_go_round(const place *from, int from_count, const place *throug
 static void every_pair_of_layouts_keeps_all_bits_and_goes_on_alike(void **state) {
     (void)state;
     for (int fully = 0; fully < 2; fully++)
-        must_go_round(places, PLACES, places, PLACES, &(way){"llama", false, fully, false});
+        must_go_round(places, PLACES, places, PLACES, &(way){"llama", false, fully, false, false});
 }
 
 /* With two copies of the word embeddings, also where the two ends of the model are chunks of interleaved stages. */
 static void tied_embeddings_keep_them_too(void **state) {
     (void)state;
     for (int fully = 0; fully < 2; fully++)
-        must_go_round(places, PLACES, places, PLACES, &(way){"gpt2", true, fully, false});
+        must_go_round(places, PLACES, places, PLACES, &(way){"gpt2", true, fully, false, false});
 }
 
 static void so_do_optimizers_that_are_not_distributed(void **state) {
     static const place plain[] = {{.tp = 1, .pp = 1, .dp = 1, .plain = true},
         {.tp = 2, .pp = 1, .dp = 2, .plain = true}, {.tp = 1, .pp = 2, .vpp = 2, .dp = 1, .plain = true}};
     (void)state;
-    must_go_round(plain, 3, places, PLACES, &(way){"llama", true, false, false});
-    must_go_round(places + 4, 2, plain, 3, &(way){"llama", false, true, false});
+    must_go_round(plain, 3, places, PLACES, &(way){"llama", true, false, false, false});
+    must_go_round(places + 4, 2, plain, 3, &(way){"llama", false, true, false, false});
 }
 
 /* Experts shared out over 1, 2 and 4 ranks, each of them over 1 and 2, with whatever else cuts a model. */
@@ -323,21 +325,28 @@ enum { WITH_EXPERTS = sizeof with_experts / sizeof *with_experts };
 static void models_with_experts_keep_them_too(void **state) {
     (void)state;
     for (int fully = 0; fully < 2; fully++)
-        must_go_round(with_experts + 1, 3, with_experts, WITH_EXPERTS, &(way){"mixtral", false, fully, false});
+        must_go_round(with_experts + 1, 3, with_experts, WITH_EXPERTS, &(way){"mixtral", false, fully, false, false});
+}
+
+static void biases_of_experts_are_kept_too(void **state) {
+    (void)state;
+    for (int fully = 0; fully < 2; fully++)
+        must_go_round(with_experts + 2, 1, with_experts, WITH_EXPERTS,
+            &(way){.architecture = "mixtral", .fully = fully, .biased = true});
 }
 
 /* Ranks that hold the same experts are others than those that hold the same of the rest. */
 static void replicas_of_experts_read_them_together(void **state) {
     (void)state;
-    must_go_round(with_experts + 1, 1, with_experts, WITH_EXPERTS, &(way){"mixtral", false, false, true});
+    must_go_round(with_experts + 1, 1, with_experts, WITH_EXPERTS, &(way){"mixtral", false, false, true, false});
 }
 
 static void experts_and_optimizers_that_are_not_distributed_do_too(void **state) {
     static const place plain[] = {
         {.tp = 1, .pp = 1, .dp = 2, .ep = 2, .plain = true}, {.tp = 2, .pp = 1, .dp = 1, .ep = 1, .plain = true}};
     (void)state;
-    must_go_round(plain, 2, with_experts + 1, 3, &(way){"mixtral", false, false, false});
-    must_go_round(with_experts + 2, 2, plain, 2, &(way){"mixtral", false, true, false});
+    must_go_round(plain, 2, with_experts + 1, 3, &(way){"mixtral", false, false, false, false});
+    must_go_round(with_experts + 2, 2, plain, 2, &(way){"mixtral", false, true, false, false});
 }
 
 /* ---- what is refused, and what stays */
@@ -420,6 +429,7 @@ int main(void) {
         cmocka_unit_test(tied_embeddings_keep_them_too),
         cmocka_unit_test(so_do_optimizers_that_are_not_distributed),
         cmocka_unit_test(models_with_experts_keep_them_too),
+        cmocka_unit_test(biases_of_experts_are_kept_too),
         cmocka_unit_test(replicas_of_experts_read_them_together),
         cmocka_unit_test(experts_and_optimizers_that_are_not_distributed_do_too),
         cmocka_unit_test(a_filter_chooses_what_is_stored),

@@ -3,14 +3,18 @@
 #ifndef TESTS_PARALLEL_SHARED_MODEL_H
 #define TESTS_PARALLEL_SHARED_MODEL_H
 
+#include "base/random.h"
+#include "model/gpt.h"
 #include "parallel/support.h"
+#include "strategy/strategy.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { STEPS = 4, S = 24, VOCABULARY = 31, BATCH = 4, TEXT = 160 };
-enum { LAYERS = 4, WIDTH = 48, ROUTERS = LAYERS * 12 * WIDTH }; /* of at most 12 experts */
+/* Of at most 12 experts, and of each the biases of two layers. */
+enum { LAYERS = 4, WIDTH = 48, ROUTERS = LAYERS * 12 * 3 * WIDTH };
 
 typedef struct shared_case {
     int ranks, cp, tp, pp, vpp;
@@ -30,7 +34,10 @@ typedef struct shared_case {
     double coefficients[LOOM_MOE_BALANCES];
     double coefficient, z, capacity, bias; /* bias: by which an expert's bias moves in a step; 0 = none has one */
     double jitter;
-    bool experts_again;       /* moe_layer_recompute */
+    bool experts_again;      /* moe_layer_recompute */
+    bool biases, mlp_biases; /* add_bias_linear, add_mlp_bias */
+    const char *bias_part;   /* biases whose names contain it are multiplied by 1 + bias_step */
+    double bias_step;
     bool fp64;                /* moe_router_dtype */
     bool forced, weigh_input; /* forced: moe_router_force_load_balancing; weigh_input: moe_apply_probs_on_input */
     bool pre_softmax, by_position, padded, starved; /* starved: the router sends every token to expert 0 (and 1) */
@@ -40,8 +47,9 @@ typedef struct shared_case {
 
 typedef struct shared_result {
     double loss[STEPS], norm[STEPS], evaluated;
-    float router[ROUTERS]; /* gradients of the routers in the first step */
+    float router[ROUTERS]; /* gradients of the routers, and of biases of experts, in the first step */
     int64_t router_count;
+    double slope; /* of the loss of the first step as bias_step grows from 0, from the gradients */
     size_t high_water;
 } shared_result;
 
@@ -55,8 +63,8 @@ static inline const char *name_of(const shared_case *c, char text[TEXT]) {
         c->type ? c->type : "p2p", c->tp, c->sp ? " sp" : "", c->pp, (long long)c->groups, (long long)c->window,
         c->documents ? " documents" : "", c->dropout, c->sharded ? " sharded" : "", c->precision ? c->precision : "");
     if (c->experts)
-        snprintf(text + strlen(text), TEXT - strlen(text), " %d experts ep %d etp %d %s", c->experts, c->ep, c->etp,
-            c->dispatcher ? c->dispatcher : "");
+        snprintf(text + strlen(text), TEXT - strlen(text), " %d experts ep %d etp %d %s%s", c->experts, c->ep, c->etp,
+            c->dispatcher ? c->dispatcher : "", c->biases || c->mlp_biases ? " biases" : "");
     return text;
 }
 
@@ -142,6 +150,8 @@ static inline loom_model_config model_of(const shared_case *c) {
     config.make_vocab_size_divisible_by = 4;
     config.init_method_std = 0.05;
     config.window_size = c->window;
+    config.add_bias_linear = config.add_bias_linear || c->biases;
+    config.add_mlp_bias = c->mlp_biases;
     config.hidden_dropout = config.attention_dropout = c->dropout;
     config.recompute = c->full ? LOOM_RECOMPUTE_FULL : c->selective ? LOOM_RECOMPUTE_SELECTIVE : LOOM_RECOMPUTE_NONE;
     if (c->type)
@@ -164,6 +174,34 @@ static inline loom_status starve(loom_parallel *parallel) {
         if (strstr(parameters[i]->name, "router"))
             memset(loom_parameter_values(parameters[i]), 0,
                 (size_t)loom_parameter_count(parameters[i]) * loom_dtype_size(parameters[i]->dtype));
+    return LOOM_OK;
+}
+
+/* Biases begin at zero, where a wrong one would not show: here they are something, the same on every layout. */
+static inline void bias_values(const char *name, int64_t count, float *values) {
+    loom__normal_fill(9, loom__hash_name(name), 0, count, 0, 0.3f, values);
+}
+
+static inline bool is_part(const shared_case *c, const char *name) {
+    return c->bias_part && strstr(name, c->bias_part);
+}
+
+enum { BIAS_MOST = 4 * WIDTH };
+
+static inline loom_status set_biases(const shared_case *c, loom_parallel *parallel) {
+    loom__parameter_set *set = ((loom__gpt *)parallel->module->context)->set;
+    for (int64_t i = 0; i < set->count; i++) {
+        const loom__parameter_descriptor *descriptor = set->part->entries[i].descriptor;
+        const char *end = strrchr(descriptor->name, '.');
+        float values[BIAS_MOST], factor = is_part(c, descriptor->name) ? 1 + (float)c->bias_step : 1;
+        if (strcmp(end, ".bias") != 0)
+            continue;
+        CHECK(descriptor->shape[0] <= BIAS_MOST, "%s is too long", descriptor->name);
+        bias_values(descriptor->name, descriptor->shape[0], values);
+        for (int64_t k = 0; k < descriptor->shape[0]; k++)
+            values[k] *= factor;
+        LOOM_TRY(loom__parameter_scatter(set, i, values));
+    }
     return LOOM_OK;
 }
 
@@ -194,23 +232,43 @@ static inline loom_status set_up(
     LOOM_TRY(loom_fabric_launch(*fabric));
     LOOM_TRY(loom_gpt_create(*fabric, &config, &module));
     LOOM_TRY(loom_fabric_setup_module(*fabric, module, parallel));
+    if (c->biases || c->mlp_biases)
+        LOOM_TRY(set_biases(c, *parallel));
     return c->starved ? starve(*parallel) : LOOM_OK;
 }
 
-static inline loom_status keep_router(
-    void *context, const char *name, int dims, const int64_t *shape, const float *values) {
-    shared_result *result = context;
-    if (!strstr(name, "router"))
+static inline loom_status keep_slope(
+    const shared_case *c, const char *name, int64_t count, const float *gradient, double *slope) {
+    float values[BIAS_MOST];
+    if (!is_part(c, name))
         return LOOM_OK;
-    int64_t count = shape[0] * shape[dims - 1];
-    CHECK(result->router_count + count <= ROUTERS, "%s does not fit", name);
-    memcpy(result->router + result->router_count, values, (size_t)count * sizeof *values);
-    result->router_count += count;
+    CHECK(count <= BIAS_MOST, "%s is no bias", name);
+    bias_values(name, count, values);
+    for (int64_t i = 0; i < count; i++)
+        *slope += (double)gradient[i] * (double)values[i];
     return LOOM_OK;
 }
 
-static inline loom_status train(loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer,
-    const loom_dataset *dataset, int64_t micro, shared_result *result) {
+typedef struct shared_keeper {
+    const shared_case *c;
+    shared_result *result;
+} shared_keeper;
+
+static inline loom_status keep_router(
+    void *context, const char *name, int dims, const int64_t *shape, const float *values) {
+    shared_result *result = ((shared_keeper *)context)->result;
+    if (!strstr(name, "router") && !(strstr(name, "experts") && strstr(name, ".bias")))
+        return LOOM_OK;
+    int64_t count = shape[0] * (dims == 2 ? shape[1] : 1);
+    CHECK(result->router_count + count <= ROUTERS, "%s does not fit", name);
+    memcpy(result->router + result->router_count, values, (size_t)count * sizeof *values);
+    result->router_count += count;
+    return keep_slope(((shared_keeper *)context)->c, name, count, values, &result->slope);
+}
+
+static inline loom_status train(const shared_case *c, loom_fabric *fabric, loom_parallel *parallel,
+    loom_optimizer *optimizer, const loom_dataset *dataset, shared_result *result) {
+    const int64_t micro = c->micro ? c->micro : 1;
     loom_dataloader loader = {.dataset = dataset, .micro_batch_size = micro, .global_batch_size = BATCH};
     loom_batches *batches = NULL, *validation = NULL;
     loom_status status = loom_fabric_setup_dataloader(fabric, &loader, &batches);
@@ -218,7 +276,7 @@ static inline loom_status train(loom_fabric *fabric, loom_parallel *parallel, lo
         loom_optimizer_outcome outcome;
         status = loom_parallel_training_step(parallel, batches, &result->loss[step]);
         if (!status && step == 0 && loom_parallel_model_config(parallel)->moe.num_moe_experts > 0)
-            status = loom_gpt_visit(parallel, true, keep_router, result);
+            status = loom_gpt_visit(parallel, true, keep_router, &(shared_keeper){c, result});
         if (!status)
             status = loom_optimizer_step(optimizer, &outcome);
         if (!status)
@@ -259,7 +317,7 @@ static inline loom_status on_rank(loom_rank *rank, void *argument) {
     if (!status)
         status = loom_fabric_setup_megatron_optimizer(fabric, parallel, &optim, NULL, &optimizer);
     if (!status)
-        status = train(fabric, parallel, optimizer, c->documents ? &outer : &inner, c->micro ? c->micro : 1, &mine);
+        status = train(c, fabric, parallel, optimizer, c->documents ? &outer : &inner, &mine);
     mine.high_water = loom_rank_memory(rank).high_water;
     loom_parallel_destroy(parallel);
     loom_fabric_destroy(fabric);

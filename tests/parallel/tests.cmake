@@ -26,6 +26,7 @@ loom_mpi_test(checkpoint_io 2 parallel_checkpoint_io ${CMAKE_BINARY_DIR}/mpi-che
 foreach(ranks 2 3 4)
   loom_mpi_test(context_${ranks} ${ranks} parallel_context mpi)
   loom_mpi_test(experts_${ranks} ${ranks} parallel_experts mpi)
+  loom_mpi_test(biased_experts_${ranks} ${ranks} parallel_biased_experts mpi)
 endforeach()
 set_tests_properties(parallel.mpi_ends parallel.mpi_late parallel.mpi_collectives PROPERTIES LABELS "parallel;mpi"
   ENVIRONMENT "${mpi_environment}")

@@ -329,7 +329,8 @@ static void every_layout_reads_what_every_other_wrote(void **state) {
 
 static void experts_are_read_at_other_expert_and_expert_tensor_sizes(void **state) {
     (void)state;
-    static const model with[] = {{true, false, false, 1}, {true, true, false, 2}};
+    /* The last one has biases, as it has no gates. */
+    static const model with[] = {{true, false, false, 1}, {true, true, false, 2}, {false, true, false, 2}};
     static const world sizes[] = {{1, 1, 0, 1, 1, 1}, {1, 1, 0, 2, 2, 1}, {2, 1, 0, 1, 1, 2}, {2, 1, 0, 2, 4, 1},
         {1, 1, 0, 4, 2, 2}, {1, 2, 2, 2, 2, 1}, {2, 2, 0, 1, 2, 1}, {1, 1, 0, 6, 2, 1}};
     enum { SIZES = sizeof sizes / sizeof *sizes };

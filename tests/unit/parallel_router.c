@@ -130,7 +130,7 @@ static loom_status check_weights(loom_rank *rank, void *argument) {
     LOOM_TRY(loom_tape_create(rank, &recording, &tape));
     LOOM_TRY(make(rank, S, 1, &x));
     LOOM_TRY(make(rank, S, 2, &d_y));
-    LOOM_TRY(loom__route_tokens(tape, x, &parameter, &options, &probs, &routed));
+    LOOM_TRY(loom__route_tokens(tape, x, &parameter, NULL, &options, &probs, &routed));
     CHECK(routed->routing.dropped > 0, "every token found room");
     LOOM_TRY(loom_tape_leaf(tape, x));
     LOOM_TRY(loom__weigh_tokens(tape, x, probs, routed, &y, &units));
@@ -175,7 +175,7 @@ static loom_status check_double(loom_rank *rank, void *argument) {
     LOOM_TRY(loom_tape_create(rank, &recording, &tape));
     LOOM_TRY(loom_tensor_create(rank, LOOM_F32, 3, (int64_t[]){1, 1, 3}, &x));
     memcpy(x->data, (const float[]){1e8F, 3, -1e8F}, 3 * sizeof(float));
-    LOOM_TRY(loom__route_tokens(tape, x, &parameter, &options, &probs, &routed));
+    LOOM_TRY(loom__route_tokens(tape, x, &parameter, NULL, &options, &probs, &routed));
     /* Both experts have the logit 3 where the sum is right. */
     double first = (double)loom_tensor_f32(probs)[0];
     CHECK((fabs(first - 0.5) < 1e-7) == *in_double, "the weight of the first expert is %.9g", first);

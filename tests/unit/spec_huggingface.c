@@ -504,6 +504,11 @@ TEST(what_the_files_of_a_family_cannot_say_is_refused) {
     cannot_be_written(LLAMA(""), set_proj_bias, "a llama model with a bias of attention's output projection alone");
     cannot_be_written(KIN("qwen2", ""), set_proj_bias, "a qwen2 model with a bias of attention's output projection");
     cannot_be_written(KIN("gemma", ""), set_mlp_biases, "a gemma model with biases of the MLP");
+    for (int linear = 0; linear < 2; linear++)
+        cannot_be_written(KIN("mixtral", ", \"num_local_experts\": 4, \"num_experts_per_tok\": 2"),
+            linear ? set_biases : set_mlp_biases,
+            "a mixtral model with biases of experts (add_bias_linear or add_mlp_bias true), for which its files have "
+            "no tensors");
 }
 
 int main(void) {

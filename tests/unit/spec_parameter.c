@@ -220,6 +220,67 @@ TEST(an_untied_llama_ends_with_its_head) {
     loom__model_spec_destroy(spec);
 }
 
+/* A parameter as a layer of experts has it: where its name goes on behind "mlp.", and what it is like. */
+typedef struct expected {
+    const char *name;
+    int64_t rows, expert;
+    loom__shard_kind shard;
+    bool sequence_partial;
+    loom__initial initial;
+} expected;
+
+TEST(experts_have_biases_in_the_order_of_megatron) {
+    (void)state;
+    static const expected all[] = {
+        {"router.weight", 2, -1, LOOM__SHARD_NONE, true, LOOM__INIT_NORMAL},
+        {"router.bias", 2, -1, LOOM__SHARD_NONE, true, LOOM__INIT_NORMAL},
+        {"experts.local_experts.0.linear_fc1.weight", 40, 0, LOOM__SHARD_GATE_UP, false, LOOM__INIT_NORMAL},
+        {"experts.local_experts.0.linear_fc1.bias", 40, 0, LOOM__SHARD_GATE_UP, false, LOOM__INIT_ZERO},
+        {"experts.local_experts.0.linear_fc2.weight", 24, 0, LOOM__SHARD_SLICE, false, LOOM__INIT_NORMAL},
+        {"experts.local_experts.0.linear_fc2.bias", 24, 0, LOOM__SHARD_NONE, false, LOOM__INIT_ZERO},
+        {"experts.local_experts.1.linear_fc1.weight", 40, 1, LOOM__SHARD_GATE_UP, false, LOOM__INIT_NORMAL},
+        {"experts.local_experts.1.linear_fc1.bias", 40, 1, LOOM__SHARD_GATE_UP, false, LOOM__INIT_ZERO},
+        {"experts.local_experts.1.linear_fc2.weight", 24, 1, LOOM__SHARD_SLICE, false, LOOM__INIT_NORMAL},
+        {"experts.local_experts.1.linear_fc2.bias", 24, 1, LOOM__SHARD_NONE, false, LOOM__INIT_ZERO},
+        {"shared_experts.gate_weight", 1, -1, LOOM__SHARD_NONE, true, LOOM__INIT_NORMAL},
+        {"shared_experts.linear_fc1.weight", 24, -1, LOOM__SHARD_GATE_UP, false, LOOM__INIT_NORMAL},
+        {"shared_experts.linear_fc1.bias", 24, -1, LOOM__SHARD_GATE_UP, false, LOOM__INIT_ZERO},
+        {"shared_experts.linear_fc2.weight", 24, -1, LOOM__SHARD_SLICE, false, LOOM__INIT_NORMAL},
+        {"shared_experts.linear_fc2.bias", 24, -1, LOOM__SHARD_NONE, true, LOOM__INIT_ZERO},
+    };
+    for (int linear = 0; linear < 2; linear++) {
+        loom_model_config config = small(true);
+        config.add_bias_linear = linear;
+        config.add_mlp_bias = true;
+        config.moe = (loom_moe_config){.num_moe_experts = 2,
+            .moe_ffn_hidden_size = 20,
+            .moe_layer_freq.every = 1,
+            .moe_shared_expert_intermediate_size = 12,
+            .moe_shared_expert_gate = true};
+        loom__model_spec *spec = make(config, 1);
+        const loom__parameter_descriptor *at = find(spec, "decoder.layers.1.pre_mlp_layernorm.weight") + 1;
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+            char name[LOOM__PARAMETER_NAME_MAX];
+            bool bias = strcmp(strrchr(all[i].name, '.'), ".bias") == 0;
+            /* add_mlp_bias is of linear layers alone. */
+            if (!linear && strcmp(all[i].name, "router.bias") == 0)
+                continue;
+            snprintf(name, sizeof name, "decoder.layers.1.mlp.%s", all[i].name);
+            assert_string_equal(at->name, name);
+            assert_int_equal(at->shape[0], all[i].rows);
+            assert_int_equal(at->dims, bias ? 1 : 2);
+            assert_int_equal(at->decay, !bias);
+            assert_int_equal(at->expert, all[i].expert);
+            assert_int_equal(at->shard, all[i].shard);
+            assert_int_equal(at->sequence_partial, all[i].sequence_partial);
+            assert_int_equal(at->initial, all[i].initial);
+            at++;
+        }
+        assert_string_equal(at->name, "decoder.final_layernorm.weight");
+        loom__model_spec_destroy(spec);
+    }
+}
+
 static void refused(loom_model_config config, int64_t tp, bool sequence_parallel, const char *message) {
     loom_model_config before = config;
     loom_status status = loom__model_config_complete(&config, tp, sequence_parallel);
@@ -410,6 +471,7 @@ int main(void) {
         cmocka_unit_test(sequence_lengths_must_divide_and_fit_the_positions),
         cmocka_unit_test(head_sizes_must_divide),
         cmocka_unit_test(absurd_sizes_are_refused_without_overflow),
+        cmocka_unit_test(experts_have_biases_in_the_order_of_megatron),
         cmocka_unit_test(scalings_of_rotary_positions_need_sound_numbers),
         cmocka_unit_test(head_norms_with_a_mean_are_not_supported_yet),
         cmocka_unit_test(other_architectures_are_not_supported_yet),
