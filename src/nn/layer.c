@@ -88,7 +88,8 @@ void loom__microbatch_release(void *microbatch) {
     loom__microbatch *m = microbatch;
     if (!m || --m->references > 0)
         return;
-    free(m->context_memory);
+    for (int type = 0; type < LOOM__CONTEXT_TYPES; type++)
+        free(m->context[type].memory);
     free(m);
 }
 
@@ -150,26 +151,26 @@ static layer_call *layer_call_create(const loom__layer *layer, loom__microbatch 
     return call;
 }
 
-static loom_status attend(loom_tape *tape, const loom__microbatch *m, loom_tensor *qkv,
+static loom_status attend(loom_tape *tape, const loom__context_way *way, loom_tensor *qkv,
     const loom_attention_options *options, loom_tensor **output) {
-    return m->ring ? loom__ring_attention(tape, qkv, options, m->ring, output)
-                   : loom_attention(tape, qkv, options, output);
+    return way->ring ? loom__ring_attention(tape, qkv, options, way->ring, output)
+                     : loom_attention(tape, qkv, options, output);
 }
 
 /* More rows of fewer heads: then attention, then back. */
-static loom_status attention_by_heads(loom_tape *tape, const loom__microbatch *m, loom_tensor *qkv,
+static loom_status attention_by_heads(loom_tape *tape, const loom__context_way *way, loom_tensor *qkv,
     const loom_attention_options *all, loom_tensor **output) {
-    int64_t size = loom_comm_size(m->heads_group);
+    int64_t size = loom_comm_size(way->heads_group);
     loom_attention_options options = *all;
     options.n /= size;
     options.g /= size;
-    options.head_offset += options.n * loom_comm_rank(m->heads_group);
+    options.head_offset += options.n * loom_comm_rank(way->heads_group);
     loom_tensor *part = NULL, *context = NULL;
-    LOOM_TRY(loom__heads_for_rows(tape, qkv, m->heads_group, &part));
-    loom_status status = attend(tape, m, part, &options, &context);
+    LOOM_TRY(loom__heads_for_rows(tape, qkv, way->heads_group, &part));
+    loom_status status = attend(tape, way, part, &options, &context);
     loom_tensor_release(part);
     if (!status)
-        status = loom__rows_for_heads(tape, context, m->heads_group, output);
+        status = loom__rows_for_heads(tape, context, way->heads_group, output);
     loom_tensor_release(context);
     return status;
 }
@@ -179,6 +180,7 @@ static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *
     const layer_call *call = argument;
     const loom_model_config *config = call->layer->config;
     const loom__microbatch *m = call->microbatch;
+    const loom__context_way *way = &m->context[loom__context_type_of(config, call->layer->number)];
     int64_t n = local_heads(config, m);
     loom_attention_options options = {
         .n = n,
@@ -187,16 +189,16 @@ static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *
         .scale = 1.0f / sqrtf((float)config->kv_channels),
         .causal = true,
         .window = config->window_size,
-        .document_start = m->document_start,
+        .document_start = way->document_start,
         .dropout = site_dropout(m, config->attention_dropout, call->layer->number, LOOM_DROPOUT_ATTENTION),
         .sample = m->sample,
         .head_offset = n * loom_comm_rank(m->tp),
     };
     if (m->cache)
         return loom__cached_attention(tape, m->cache, call->layer->number, qkv, &options, output);
-    if (m->heads_group)
-        return attention_by_heads(tape, m, qkv, &options, output);
-    return attend(tape, m, qkv, &options, output);
+    if (way->heads_group)
+        return attention_by_heads(tape, way, qkv, &options, output);
+    return attend(tape, way, qkv, &options, output);
 }
 
 static loom_status norm_heads(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor **qkv) {

@@ -485,12 +485,13 @@ static void walk_chunk(
     ledger->weights = take_peak(w);
 }
 
-loom_status loom__plan_walk(const loom__plan_sizes *sizes, const loom_stage *chunk, int64_t dense, int64_t experts,
-    bool split, loom__plan_ledger *ledger) {
+loom_status loom__plan_walk(const loom__plan_sizes *sizes, const loom_stage *chunk, loom__context_type context,
+    int64_t dense, int64_t experts, bool split, loom__plan_ledger *ledger) {
     walk *w = calloc(1, sizeof *w);
     if (!w)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a plan's operations");
     w->sizes = sizes;
+    w->context = context;
     walk_chunk(w, chunk, dense, experts, split, ledger);
     bool overflow = w->overflow, failed = w->failed;
     free(w);

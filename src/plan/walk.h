@@ -69,6 +69,7 @@ typedef struct tape {
 
 typedef struct walk {
     const loom__plan_sizes *sizes;
+    loom__context_type context; /* of all layers */
     piece pieces[TENSORS];
     tensor tensors[TENSORS];
     int made;              /* tensors; each has a piece or shares one */

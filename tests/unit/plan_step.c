@@ -374,6 +374,35 @@ static void a_search_asks_what_a_run_is_asked(void **state) {
     }
 }
 
+/* Eight context ranks on two nodes, heads exchanged within nodes where there are levels. */
+static void ways_of_context_ranks_move_the_sum_of_their_layers(void **state) {
+    static const char *const ways[] = {"p2p", "all_gather", "a2a", "a2a+p2p"};
+    const char *levels = "model.hierarchical_context_parallel_sizes=[4, 2]", *cp = "strategy.context_parallel_size=8";
+    double rank = 0, inside = 0, across = 0, seconds = 0, by_heads = 0;
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        char way[64];
+        snprintf(way, sizeof way, "model.cp_comm_type=%s", ways[i]);
+        planned p = PLAN(8, cp, levels, way);
+        const loom_plan_traffic *t = &p.plan->traffic[LOOM_PLAN_CONTEXT];
+        assert_true(t->inside > 0 && t->across > 0);
+        /* Of four ranks three quarters go to others, of eight seven eighths. */
+        assert_true(i < 3 || near(t->inside / (3.0 / 4), by_heads / (7.0 / 8), 1e-9));
+        by_heads = i == 2 ? t->inside + t->across : by_heads;
+        rank += t->rank / 4;
+        inside += t->inside / 4;
+        across += t->across / 4;
+        seconds += p.plan->exposed_seconds[LOOM_PLAN_CONTEXT] / 4;
+        forget(&p);
+    }
+    planned p =
+        PLAN(8, cp, levels, "model.cp_comm_type=[p2p, all_gather, a2a, a2a+p2p, a2a+p2p, a2a, all_gather, p2p]");
+    const loom_plan_traffic *t = &p.plan->traffic[LOOM_PLAN_CONTEXT];
+    assert_true(near(t->rank, rank, 1e-9) && near(t->inside, inside, 1e-9) && near(t->across, across, 1e-9));
+    assert_true(near(p.plan->exposed_seconds[LOOM_PLAN_CONTEXT], seconds, 1e-9));
+    forget(&p);
+}
+
 static void sizes_beyond_all_numbers_are_refused(void **state) {
     static const char *const extremes[] = {"data.micro_batch_size=9007199254740992",
         "model.moe_ffn_hidden_size=9007199254740992", "model.moe_router_topk=9007199254740992",
@@ -420,6 +449,7 @@ int main(void) {
         cmocka_unit_test(experts_are_shared_out_over_their_ranks),
         cmocka_unit_test(context_ranks_share_a_sequence),
         cmocka_unit_test(what_binds_is_named),
+        cmocka_unit_test(ways_of_context_ranks_move_the_sum_of_their_layers),
         cmocka_unit_test(sizes_beyond_all_numbers_are_refused),
         cmocka_unit_test(a_search_gives_what_fits_fastest_first_and_why_others_fall),
         cmocka_unit_test(a_search_finds_all_that_fit_and_nothing_else),
