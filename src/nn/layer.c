@@ -259,15 +259,26 @@ static loom_status self_attention(
     return status;
 }
 
+/* The wide half of an MLP, and the narrow one. */
+static loom_status widen_mlp(
+    const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **active) {
+    loom_tensor *wide = NULL;
+    LOOM_TRY(loom__column_linear(tape, normed, layer->fc1, NULL, m->tp, m->sequence_parallel, &wide));
+    loom_status status = loom_activate(tape, layer->config->activation, wide, layer->fc1_bias, active);
+    loom_tensor_release(wide);
+    return status;
+}
+
+static loom_status narrow_mlp(
+    const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *active, loom_tensor **narrow) {
+    return loom__row_linear(tape, active, layer->fc2, m->tp, m->sequence_parallel, narrow);
+}
+
 static loom_status dense_mlp(
     const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **narrow) {
-    loom_tensor *wide = NULL, *active = NULL;
-    loom_status status = loom__column_linear(tape, normed, layer->fc1, NULL, m->tp, m->sequence_parallel, &wide);
-    if (!status)
-        status = loom_activate(tape, layer->config->activation, wide, layer->fc1_bias, &active);
-    loom_tensor_release(wide);
-    if (!status)
-        status = loom__row_linear(tape, active, layer->fc2, m->tp, m->sequence_parallel, narrow);
+    loom_tensor *active = NULL;
+    LOOM_TRY(widen_mlp(layer, tape, m, normed, &active));
+    loom_status status = narrow_mlp(layer, tape, m, active, narrow);
     loom_tensor_release(active);
     return status;
 }
@@ -302,52 +313,98 @@ static loom_status route(const loom__layer *layer, loom_tape *tape, const loom__
 }
 
 /* The weights of a token's experts are put on it before they get it, where there is one, or on what they give. */
-static loom_status dispatch(loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **probs,
+static loom_status expert_rows(loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **probs,
     loom__routed *routed, loom_tensor **rows) {
     if (!m->router.weigh_input)
-        return loom__expert_dispatch(tape, normed, routed, rows);
+        return loom__expert_rows(tape, normed, routed, rows);
     loom_tensor *weighed = NULL, *units = NULL;
     LOOM_TRY(loom__weigh_tokens(tape, normed, *probs, routed, &weighed, &units));
     loom_tensor_release(*probs);
     *probs = units;
-    loom_status status = loom__expert_dispatch(tape, weighed, routed, rows);
+    loom_status status = loom__expert_rows(tape, weighed, routed, rows);
     loom_tensor_release(weighed);
     return status;
 }
 
-static loom_status routed_experts(
-    const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **output) {
-    loom_tensor *probs = NULL, *rows = NULL, *narrow = NULL;
+/* What the experts that every token goes to make of `active`, weighted by their gate where they have one. */
+static loom_status finish_shared(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m,
+    loom_tensor *normed, loom_tensor *active, loom_tensor **shared) {
+    loom_tensor *ungated = NULL;
+    if (!layer->shared_gate)
+        return narrow_mlp(layer, tape, m, active, shared);
+    LOOM_TRY(narrow_mlp(layer, tape, m, active, &ungated));
+    loom_status status = loom_sigmoid_gate(tape, normed, layer->shared_gate, ungated, shared);
+    loom_tensor_release(ungated);
+    return status;
+}
+
+/* Rows travel to the experts under the wide half of the shared one, where that is asked for (active not NULL). */
+static loom_status to_experts(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed,
+    loom__routed *routed, loom_tensor **probs, loom_tensor **active, loom_tensor **rows) {
+    loom_tensor *mine = NULL, *moved = NULL;
+    loom_status status = expert_rows(tape, m, normed, probs, routed, &mine);
+    if (!status)
+        status = loom__expert_exchange_start(tape, routed, true, mine, &moved);
+    loom_tensor_release(mine);
+    if (!status && active)
+        status = widen_mlp(layer, tape, m, normed, active);
+    if (!status)
+        status = loom__expert_dispatch(tape, moved, routed, rows);
+    loom_tensor_release(moved);
+    return status;
+}
+
+/* And back under its narrow half. */
+static loom_status from_experts(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m,
+    loom_tensor *normed, loom__routed *routed, loom_tensor *narrow, loom_tensor *probs, loom_tensor *active,
+    loom_tensor **shared, loom_tensor **output) {
+    loom_tensor *sum = NULL, *moved = NULL;
+    loom_status status = loom__expert_return(tape, narrow, routed, &sum);
+    if (!status)
+        status = loom__expert_exchange_start(tape, routed, false, sum, &moved);
+    loom_tensor_release(sum);
+    if (!status && active)
+        status = finish_shared(layer, tape, m, normed, active, shared);
+    if (!status)
+        status = loom__expert_combine(tape, moved, probs, routed, normed->shape[0], normed->shape[1], output);
+    loom_tensor_release(moved);
+    return status;
+}
+
+/* shared: where the shared expert is computed while rows travel, its output; NULL: it is not. */
+static loom_status routed_experts(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m,
+    loom_tensor *normed, loom_tensor **shared, loom_tensor **output) {
+    loom_tensor *probs = NULL, *rows = NULL, *narrow = NULL, *active = NULL;
     loom__routed *routed = NULL;
     loom_status status = route(layer, tape, m, normed, &probs, &routed);
     if (!status)
-        status = dispatch(tape, m, normed, &probs, routed, &rows);
+        status = to_experts(layer, tape, m, normed, routed, &probs, shared ? &active : NULL, &rows);
     if (!status)
         status = through_experts(layer, tape, rows, routed, &narrow);
     loom_tensor_release(rows);
     if (!status)
-        status = loom__expert_combine(tape, narrow, probs, routed, normed->shape[0], normed->shape[1], output);
+        status = from_experts(layer, tape, m, normed, routed, narrow, probs, active, shared, output);
     loom_tensor_release(narrow);
+    loom_tensor_release(active);
     loom_tensor_release(probs);
     loom__routed_release(routed);
     return status;
 }
 
-/* The routed experts, and beside them those that every token goes to. */
+/* The routed experts, and beside them those that every token goes to, while rows travel or behind it. Either way the
+ * gradients of `normed` come in one order (gate, shared expert, rows, router), and so have the same bits. */
 static loom_status experts(
     const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **output) {
     if (!layer->fc1)
-        return routed_experts(layer, tape, m, normed, output);
-    loom_tensor *routed = NULL, *shared = NULL;
-    loom_status status = routed_experts(layer, tape, m, normed, &routed);
-    if (!status)
-        status = dense_mlp(layer, tape, m, normed, &shared);
-    if (!status && layer->shared_gate) {
-        loom_tensor *ungated = shared;
-        shared = NULL;
-        status = loom_sigmoid_gate(tape, normed, layer->shared_gate, ungated, &shared);
-        loom_tensor_release(ungated);
-    }
+        return routed_experts(layer, tape, m, normed, NULL, output);
+    bool overlap = layer->config->moe.moe_shared_expert_overlap;
+    loom_tensor *routed = NULL, *shared = NULL, *active = NULL;
+    loom_status status = routed_experts(layer, tape, m, normed, overlap ? &shared : NULL, &routed);
+    if (!status && !overlap)
+        status = widen_mlp(layer, tape, m, normed, &active);
+    if (!status && !overlap)
+        status = finish_shared(layer, tape, m, normed, active, &shared);
+    loom_tensor_release(active);
     if (!status)
         status = loom_add(tape, routed, shared, output);
     loom_tensor_release(routed);

@@ -158,31 +158,26 @@ static void replace(walk *w, int *x, int made) {
     *x = made;
 }
 
-static int dense_mlp(walk *w, tape *t, int x, int64_t width) {
-    const loom__plan_sizes *s = w->sizes;
-    bool bias = loom__model_biases(&s->model).mlp;
+int loom__walk_widen(walk *w, tape *t, int x, int64_t width) {
+    bool bias = loom__model_biases(&w->sizes->model).mlp;
     int at = column(w, t, x, gates(w) * width, false, KEPT);
-    replace(w, &at, loom__walk_activate(w, t, at, s->rows, width, bias));
-    replace(w, &at, row(w, t, at));
+    replace(w, &at, loom__walk_activate(w, t, at, w->sizes->rows, width, bias));
+    return at;
+}
+
+int loom__walk_narrow(walk *w, tape *t, int active) {
+    return row(w, t, active);
+}
+
+static int dense_mlp(walk *w, tape *t, int x, int64_t width) {
+    int at = loom__walk_widen(w, t, x, width);
+    replace(w, &at, loom__walk_narrow(w, t, at));
     return at;
 }
 
 static int experts(walk *w, tape *t, int x, bool expert_layer) {
-    int64_t width = w->sizes->model.moe.moe_shared_expert_intermediate_size / w->sizes->tp;
     (void)expert_layer;
-    int routed = loom__walk_routed(w, t, x);
-    if (width == 0)
-        return routed;
-    int shared = dense_mlp(w, t, x, width);
-    if (w->sizes->model.moe.moe_shared_expert_gate)
-        shared = loom__walk_gate(w, t, x, shared);
-    ready(w, routed);
-    ready(w, shared);
-    int y = make(w, PASSING, bytes_of(w, routed));
-    record(w, t, ADD, routed, shared, y, false);
-    drop(w, routed);
-    drop(w, shared);
-    return y;
+    return loom__walk_experts(w, t, x);
 }
 
 static int layer(walk *w, tape *t, int x, bool expert_layer) {
@@ -371,11 +366,13 @@ static void input_half(walk *w, tape *t, node *n, int d_y) {
         give(w, t, n->inputs[0], made);
         break;
     case ROUTE:
+    case EXPERT_ROWS:
     case DISPATCH:
     case EXPERT_LINEAR:
+    case RETURN:
     case COMBINE:
     case GATE:
-        loom__walk_routed_backward(w, t, n);
+        loom__walk_routed_backward(w, t, n, d_y);
         break;
     case ADD:
         give(w, t, n->inputs[0], hold(w, d_y));

@@ -55,6 +55,10 @@ static const planned_case cases[] = {
         {"ranks=4", EXPERTS, GATHERED, SEQUENCE, "strategy.expert_model_parallel_size=2",
             "strategy.expert_tensor_parallel_size=1", "model.moe_shared_expert_intermediate_size=96",
             "model.moe_layer_recompute=true"}},
+    {"a shared expert under the messages",
+        {"ranks=4", EXPERTS, ALL_TO_ALL, SEQUENCE, "strategy.expert_model_parallel_size=2",
+            "strategy.expert_tensor_parallel_size=1", "model.moe_shared_expert_intermediate_size=96",
+            "model.moe_shared_expert_overlap=true"}},
     {"experts in slices of all ranks", {"ranks=4", EXPERTS, GATHERED, SEQUENCE, "strategy.expert_model_parallel_size=2",
                                            "strategy.moe_extended_tp=true"}},
 };

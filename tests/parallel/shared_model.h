@@ -25,7 +25,7 @@ typedef struct shared_case {
     /* Of experts: 0 of them = a dense model. ep ranks share them, etp ranks share each (0 = tp). */
     int experts, topk, ep, etp, freq, shared_width;
     const char *layers; /* "0110": which have experts */
-    bool shared_gate, extended;
+    bool shared_gate, shared_overlap, extended;
     const char *dispatcher, *balance, *score, *schedule;
     const char *balances[LOOM_MOE_BALANCES]; /* several at once, in place of balance and coefficient */
     double coefficients[LOOM_MOE_BALANCES];
@@ -108,6 +108,7 @@ static inline void set_experts(const shared_case *c, loom_model_config *config) 
         moe->moe_layer_freq.list[moe->moe_layer_freq.length++] = *layer == '1';
     moe->moe_shared_expert_intermediate_size = c->shared_width;
     moe->moe_shared_expert_gate = c->shared_gate;
+    moe->moe_shared_expert_overlap = c->shared_overlap;
     if (c->dispatcher)
         moe->moe_token_dispatcher_type = c->dispatcher;
     if (c->balance)
