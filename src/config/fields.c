@@ -290,7 +290,7 @@ const loom__field loom__fields[] = {
     EXPAND(BOOL, MOE(moe_pad_expert_input_to_capacity), "false", DOC("equal work for all experts")),
     EXPAND(BOOL, MOE(moe_grouped_gemm), "false", DOC("true and false are the same: all experts' products go at once")),
     EXPAND(
-        BOOL, MOE(moe_shared_expert_overlap), "false", DOC("the shared expert computes while rows are on their way")),
+        BOOL, MOE(moe_shared_expert_overlap), "false", DOC("alltoall: the shared expert computes while rows travel")),
     EXPAND(BOOL, MOE(moe_permute_fusion), "false", DOC("true and false are the same: rows are moved once")),
     EXPAND(BOOL, MOE(moe_apply_probs_on_input), "false", DOC("weights before the expert, of moe_router_topk 1 alone")),
     EXPAND(BOOL, MOE(moe_layer_recompute), "false",
