@@ -139,12 +139,12 @@ static loom_status check_required(const char *name, const char *key, const char 
     return LOOM_OK;
 }
 
-/* A list, one of each layer. */
+/* A list of numbers, one a layer. */
 static void write_list(const loom__yaml *yaml, const char *key, const loom__yaml_node *list, FILE *to) {
     fprintf(to, "  %s: [", key);
     for (int64_t i = 0; i < list->count; i++) {
         const loom__yaml_node *item = loom__yaml_at(yaml, list->items[i]);
-        fprintf(to, "%s%s", i ? ", " : "", item->kind == LOOM__YAML_SCALAR ? item->text : "a list");
+        fprintf(to, "%s%s", i ? ", " : "", item->kind == LOOM__YAML_SCALAR ? item->text : "no number");
     }
     fputs("]\n", to);
 }
@@ -152,7 +152,7 @@ static void write_list(const loom__yaml *yaml, const char *key, const loom__yaml
 static loom_status write_field(
     const char *name, const loom__yaml *yaml, const char *key, const loom__yaml_node *value, FILE *to) {
     char path[128];
-    if (value->kind == LOOM__YAML_SEQUENCE && (strcmp(key, "moe_layer_freq") == 0 || strcmp(key, "cp_comm_type") == 0))
+    if (value->kind == LOOM__YAML_SEQUENCE && strcmp(key, "moe_layer_freq") == 0)
         write_list(yaml, key, value, to);
     if (value->kind != LOOM__YAML_SCALAR)
         return LOOM_OK;
