@@ -24,8 +24,10 @@ typedef enum loom_rope_scaling {
 } loom_rope_scaling;
 typedef enum loom_recompute { LOOM_RECOMPUTE_NONE, LOOM_RECOMPUTE_SELECTIVE, LOOM_RECOMPUTE_FULL } loom_recompute;
 
-/* How a model is cut over pipeline ranks (see stages.h) and context ranks. The last two have only their defaults yet;
- * other values are refused by name. */
+/* Layers that a list of cp_comm_type may have. */
+enum { LOOM_CONTEXT_LAYERS_MAX = 512 };
+
+/* How a model is cut over pipeline ranks (see stages.h) and context ranks. */
 typedef struct loom_model_parallel_config {
     int64_t num_layers_in_first_pipeline_stage; /* 0 = as all others */
     int64_t num_layers_in_last_pipeline_stage;
@@ -34,7 +36,9 @@ typedef struct loom_model_parallel_config {
     const char *pipeline_model_parallel_layout; /* NULL, or e.g. "E|t*3|(tt|)*2L"; borrowed */
     bool balanced_pipeline_split;               /* 30 layers on 4 stages: 8, 8, 7, 7 */
     bool variable_seq_lengths;
-    const char *cp_comm_type; /* "p2p" (ring), "all_gather", "a2a", "a2a+p2p" */
+    /* How context ranks get at each other's keys and values: "p2p" (ring), "all_gather", "a2a", "a2a+p2p". NULL ends
+     * the list: none, p2p; one, of all layers; else one of each of num_layers. */
+    const char *cp_comm_type[LOOM_CONTEXT_LAYERS_MAX];
     int64_t hierarchical_context_parallel_sizes[LOOM_LAYOUT_HCP_LEVELS]; /* innermost first; 0 ends the list */
 } loom_model_parallel_config;
 

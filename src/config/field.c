@@ -41,7 +41,7 @@ static bool set_null(const loom__field *field, loom_run_config *config) {
     return true;
 }
 
-enum { LIST_MOST = 16 };
+enum { LIST_MOST = LOOM_CONTEXT_LAYERS_MAX };
 
 static bool set_ints(
     const loom__field *field, const loom__yaml *yaml, const loom__yaml_node *node, loom_run_config *config) {

@@ -10,10 +10,6 @@ int64_t loom__gpt_context_size(const loom__gpt *gpt) {
     return group ? loom_comm_size(group) : 1;
 }
 
-static bool is(const loom__gpt *gpt, const char *type) {
-    return loom__context_type_is(&gpt->config, type);
-}
-
 /* Of cp ranks in a row, `count` from `first` on, every `stride`-th. */
 static loom_status make_level(
     loom__gpt *gpt, const char *name, int64_t first, int64_t stride, int64_t count, int level) {
@@ -28,7 +24,8 @@ static loom_status make_level(
 }
 
 loom_status loom__gpt_make_context_levels(loom__gpt *gpt) {
-    if (loom__gpt_context_size(gpt) == 1 || !is(gpt, "a2a+p2p"))
+    if (loom__gpt_context_size(gpt) == 1 ||
+        loom__context_layers(&gpt->config, LOOM__CONTEXT_LEVELS, 0, gpt->config.num_layers) == 0)
         return LOOM_OK;
     const int64_t *sizes = gpt->config.parallel.hierarchical_context_parallel_sizes;
     int64_t place = loom_comm_rank(gpt->environment.context_group);
@@ -67,9 +64,44 @@ static loom_status join_documents(
     return status;
 }
 
-loom_status loom__gpt_share_sequence(const loom__gpt *gpt, const loom_batch *batch, loom__microbatch *m) {
+/* The way of one type. rows: of each of the two chunks. */
+static loom_status make_way(const loom__gpt *gpt, const loom_batch *batch, loom__context_type type, int64_t rows,
+    const loom__microbatch *m, loom__context_way *way) {
     const loom_module_environment *environment = &gpt->environment;
     const int64_t cp = loom__gpt_context_size(gpt);
+    bool levels = type == LOOM__CONTEXT_LEVELS, heads = levels || type == LOOM__CONTEXT_A2A;
+    loom_comm *inner_group = levels ? gpt->context_levels[0] : environment->context_group;
+    int64_t inner = heads ? loom_comm_size(inner_group) : 1, members = cp / inner, chunks = 2 * inner;
+    int64_t documents = heads && batch->document_start ? m->b * m->s * inner : 0;
+    way->heads_group = heads && inner > 1 ? inner_group : NULL;
+    memory *made =
+        calloc(1, sizeof *made + (size_t)(members * chunks) * sizeof(int64_t) + (size_t)documents * sizeof(int32_t));
+    if (!made)
+        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a microbatch");
+    way->memory = made;
+    for (int64_t member = 0; member < members; member++)
+        for (int64_t slot = 0; slot < chunks; slot++)
+            made->begin[member * chunks + slot] = chunk_number(cp, inner, member, slot) * rows;
+    made->ring = (loom__ring){
+        .comm = levels ? gpt->context_levels[1] : environment->context_group,
+        .gather = type == LOOM__CONTEXT_ALL_GATHER,
+        .chunks = chunks,
+        .rows = rows,
+        .begin = made->begin,
+    };
+    way->ring = members > 1 ? &made->ring : NULL;
+    if (documents == 0)
+        return LOOM_OK;
+    int32_t *joined = (int32_t *)(made->begin + members * chunks);
+    way->document_start = joined;
+    return join_documents(environment->rank, inner_group, m->b, m->s, batch->document_start, joined);
+}
+
+loom_status loom__gpt_share_sequence(
+    const loom__gpt *gpt, const loom_batch *batch, const loom_stage *chunk, loom__microbatch *m) {
+    const int64_t cp = loom__gpt_context_size(gpt);
+    for (int type = 0; type < LOOM__CONTEXT_TYPES; type++)
+        m->context[type].document_start = batch->document_start;
     if (cp == 1)
         return LOOM_OK;
     int64_t begin[2], rows = m->s / 2;
@@ -78,32 +110,10 @@ loom_status loom__gpt_share_sequence(const loom__gpt *gpt, const loom_batch *bat
             "context parallelism: found %lld rows of a sequence on a rank, expected two "
             "chunks of equal length",
             (long long)m->s);
-    loom_layout_context_chunks(m->s * cp, cp, loom_comm_rank(environment->context_group), begin);
+    loom_layout_context_chunks(m->s * cp, cp, loom_comm_rank(gpt->environment.context_group), begin);
     m->rows = (loom_positions){begin[0], rows, begin[1]};
-    bool levels = is(gpt, "a2a+p2p"), heads = levels || is(gpt, "a2a");
-    loom_comm *inner_group = levels ? gpt->context_levels[0] : environment->context_group;
-    int64_t inner = heads ? loom_comm_size(inner_group) : 1, members = cp / inner, chunks = 2 * inner;
-    int64_t documents = heads && batch->document_start ? m->b * m->s * inner : 0;
-    m->heads_group = heads && inner > 1 ? inner_group : NULL;
-    memory *made =
-        calloc(1, sizeof *made + (size_t)(members * chunks) * sizeof(int64_t) + (size_t)documents * sizeof(int32_t));
-    if (!made)
-        return loom_fail(LOOM_ERR_MEMORY, "out of memory for a microbatch");
-    m->context_memory = made;
-    for (int64_t member = 0; member < members; member++)
-        for (int64_t slot = 0; slot < chunks; slot++)
-            made->begin[member * chunks + slot] = chunk_number(cp, inner, member, slot) * rows;
-    made->ring = (loom__ring){
-        .comm = levels ? gpt->context_levels[1] : environment->context_group,
-        .gather = is(gpt, "all_gather"),
-        .chunks = chunks,
-        .rows = rows,
-        .begin = made->begin,
-    };
-    m->ring = members > 1 ? &made->ring : NULL;
-    if (documents == 0)
-        return LOOM_OK;
-    int32_t *joined = (int32_t *)(made->begin + members * chunks);
-    m->document_start = joined;
-    return join_documents(environment->rank, inner_group, m->b, m->s, batch->document_start, joined);
+    for (int type = 0; type < LOOM__CONTEXT_TYPES; type++)
+        if (loom__context_layers(&gpt->config, (loom__context_type)type, chunk->first_layer, chunk->layers) > 0)
+            LOOM_TRY(make_way(gpt, batch, (loom__context_type)type, rows, m, &m->context[type]));
+    return LOOM_OK;
 }

@@ -50,10 +50,12 @@ loom_status loom__gpt_activation_shape(void *context, int64_t b, int64_t s, int 
 loom__router_options loom__gpt_router_options(const loom__gpt *gpt, bool training, double own_loss_scale);
 /* Ranks that share a sequence; 1 without context parallelism. */
 int64_t loom__gpt_context_size(const loom__gpt *gpt);
-/* The groups that cp_comm_type takes. Collective over them. */
+/* The groups that cp_comm_type takes in any of the model's layers. Collective over them. */
 loom_status loom__gpt_make_context_levels(loom__gpt *gpt);
-/* What attention needs to know of the others' rows. Collective over them where documents have boundaries. */
-loom_status loom__gpt_share_sequence(const loom__gpt *gpt, const loom_batch *batch, loom__microbatch *microbatch);
+/* What attention in the layers of the chunk needs to know of the others' rows. Collective over them where documents
+ * have boundaries. */
+loom_status loom__gpt_share_sequence(
+    const loom__gpt *gpt, const loom_batch *batch, const loom_stage *chunk, loom__microbatch *microbatch);
 
 /* Whether loom__gpt_create made the module: its context is a loom__gpt. */
 bool loom__module_is_gpt(const loom_module *module);

@@ -65,12 +65,11 @@ static loom_status make_microbatch(const loom__gpt *gpt, const loom_forward *for
         .s = batch->s,
         .rows = loom_positions_from(0),
         .sample = batch->sample,
-        .document_start = batch->document_start,
         .rope = gpt->rope,
     };
     m->router = loom__gpt_router_options(gpt, forward->training, forward->own_loss_scale);
     m->router.collector = forward->router_collector;
-    loom_status status = loom__gpt_share_sequence(gpt, batch, m);
+    loom_status status = loom__gpt_share_sequence(gpt, batch, &gpt->chunks[forward->chunk].place, m);
     if (status) {
         loom__microbatch_release(m);
         return status;

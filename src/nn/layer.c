@@ -98,7 +98,8 @@ void loom__microbatch_release(void *microbatch) {
     loom__microbatch *m = microbatch;
     if (!m || --m->references > 0)
         return;
-    free(m->context_memory);
+    for (int type = 0; type < LOOM__CONTEXT_TYPES; type++)
+        free(m->context[type].memory);
     free(m);
 }
 
@@ -160,26 +161,26 @@ static layer_call *layer_call_create(const loom__layer *layer, loom__microbatch 
     return call;
 }
 
-static loom_status attend(loom_tape *tape, const loom__microbatch *m, loom_tensor *qkv,
+static loom_status attend(loom_tape *tape, const loom__context_way *way, loom_tensor *qkv,
     const loom_attention_options *options, loom_tensor **output) {
-    return m->ring ? loom__ring_attention(tape, qkv, options, m->ring, output)
-                   : loom_attention(tape, qkv, options, output);
+    return way->ring ? loom__ring_attention(tape, qkv, options, way->ring, output)
+                     : loom_attention(tape, qkv, options, output);
 }
 
 /* More rows of fewer heads: then attention, then back. */
-static loom_status attention_by_heads(loom_tape *tape, const loom__microbatch *m, loom_tensor *qkv,
+static loom_status attention_by_heads(loom_tape *tape, const loom__context_way *way, loom_tensor *qkv,
     const loom_attention_options *all, loom_tensor **output) {
-    int64_t size = loom_comm_size(m->heads_group);
+    int64_t size = loom_comm_size(way->heads_group);
     loom_attention_options options = *all;
     options.n /= size;
     options.g /= size;
-    options.head_offset += options.n * loom_comm_rank(m->heads_group);
+    options.head_offset += options.n * loom_comm_rank(way->heads_group);
     loom_tensor *part = NULL, *context = NULL;
-    LOOM_TRY(loom__heads_for_rows(tape, qkv, m->heads_group, &part));
-    loom_status status = attend(tape, m, part, &options, &context);
+    LOOM_TRY(loom__heads_for_rows(tape, qkv, way->heads_group, &part));
+    loom_status status = attend(tape, way, part, &options, &context);
     loom_tensor_release(part);
     if (!status)
-        status = loom__rows_for_heads(tape, context, m->heads_group, output);
+        status = loom__rows_for_heads(tape, context, way->heads_group, output);
     loom_tensor_release(context);
     return status;
 }
@@ -189,6 +190,7 @@ static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *
     const layer_call *call = argument;
     const loom_model_config *config = call->layer->config;
     const loom__microbatch *m = call->microbatch;
+    const loom__context_way *way = &m->context[loom__context_type_of(config, call->layer->number)];
     int64_t n = local_heads(config, m);
     loom_attention_options options = {
         .n = n,
@@ -197,16 +199,16 @@ static loom_status core_attention(loom_tape *tape, void *argument, loom_tensor *
         .scale = 1.0f / sqrtf((float)config->kv_channels),
         .causal = true,
         .window = config->window_size,
-        .document_start = m->document_start,
+        .document_start = way->document_start,
         .dropout = site_dropout(m, config->attention_dropout, call->layer->number, LOOM_DROPOUT_ATTENTION),
         .sample = m->sample,
         .head_offset = n * loom_comm_rank(m->tp),
     };
     if (m->cache)
         return loom__cached_attention(tape, m->cache, call->layer->number, qkv, &options, output);
-    if (m->heads_group)
-        return attention_by_heads(tape, m, qkv, &options, output);
-    return attend(tape, m, qkv, &options, output);
+    if (way->heads_group)
+        return attention_by_heads(tape, way, qkv, &options, output);
+    return attend(tape, way, qkv, &options, output);
 }
 
 static loom_status norm_heads(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor **qkv) {
@@ -267,15 +269,26 @@ static loom_status self_attention(
     return status;
 }
 
+/* The wide half of an MLP, and the narrow one. */
+static loom_status widen_mlp(
+    const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **active) {
+    loom_tensor *wide = NULL;
+    LOOM_TRY(loom__column_linear(tape, normed, layer->fc1, NULL, m->tp, m->sequence_parallel, &wide));
+    loom_status status = loom_activate(tape, layer->config->activation, wide, layer->fc1_bias, active);
+    loom_tensor_release(wide);
+    return status;
+}
+
+static loom_status narrow_mlp(
+    const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *active, loom_tensor **narrow) {
+    return loom__row_linear(tape, active, layer->fc2, m->tp, m->sequence_parallel, narrow);
+}
+
 static loom_status dense_mlp(
     const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **narrow) {
-    loom_tensor *wide = NULL, *active = NULL;
-    loom_status status = loom__column_linear(tape, normed, layer->fc1, NULL, m->tp, m->sequence_parallel, &wide);
-    if (!status)
-        status = loom_activate(tape, layer->config->activation, wide, layer->fc1_bias, &active);
-    loom_tensor_release(wide);
-    if (!status)
-        status = loom__row_linear(tape, active, layer->fc2, m->tp, m->sequence_parallel, narrow);
+    loom_tensor *active = NULL;
+    LOOM_TRY(widen_mlp(layer, tape, m, normed, &active));
+    loom_status status = narrow_mlp(layer, tape, m, active, narrow);
     loom_tensor_release(active);
     return status;
 }
@@ -312,34 +325,16 @@ static loom_status route(const loom__layer *layer, loom_tape *tape, const loom__
 }
 
 /* The weights of a token's experts are put on it before they get it, where there is one, or on what they give. */
-static loom_status dispatch(loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **probs,
+static loom_status expert_rows(loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **probs,
     loom__routed *routed, loom_tensor **rows) {
     if (!m->router.weigh_input)
-        return loom__expert_dispatch(tape, normed, routed, rows);
+        return loom__expert_rows(tape, normed, routed, rows);
     loom_tensor *weighed = NULL, *units = NULL;
     LOOM_TRY(loom__weigh_tokens(tape, normed, *probs, routed, &weighed, &units));
     loom_tensor_release(*probs);
     *probs = units;
-    loom_status status = loom__expert_dispatch(tape, weighed, routed, rows);
+    loom_status status = loom__expert_rows(tape, weighed, routed, rows);
     loom_tensor_release(weighed);
-    return status;
-}
-
-static loom_status routed_experts(
-    const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **output) {
-    loom_tensor *probs = NULL, *rows = NULL, *narrow = NULL;
-    loom__routed *routed = NULL;
-    loom_status status = route(layer, tape, m, normed, &probs, &routed);
-    if (!status)
-        status = dispatch(tape, m, normed, &probs, routed, &rows);
-    if (!status)
-        status = through_experts(layer, tape, rows, routed, &narrow);
-    loom_tensor_release(rows);
-    if (!status)
-        status = loom__expert_combine(tape, narrow, probs, routed, normed->shape[0], normed->shape[1], output);
-    loom_tensor_release(narrow);
-    loom_tensor_release(probs);
-    loom__routed_release(routed);
     return status;
 }
 
@@ -363,18 +358,81 @@ static loom_status weigh_shared(
     return status;
 }
 
-/* The routed experts, and beside them those that every token goes to; without the latter's last bias where they have no
- * gate, which then comes with the residual. */
+/* What the experts that every token goes to make of `active`, weighted by their gate where they have one. */
+static loom_status finish_shared(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m,
+    loom_tensor *normed, loom_tensor *active, loom_tensor **shared) {
+    LOOM_TRY(narrow_mlp(layer, tape, m, active, shared));
+    return layer->shared_gate ? weigh_shared(layer, tape, m, normed, shared) : LOOM_OK;
+}
+
+/* Rows travel to the experts under the wide half of the shared one, where that is asked for (active not NULL). */
+static loom_status to_experts(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed,
+    loom__routed *routed, loom_tensor **probs, loom_tensor **active, loom_tensor **rows) {
+    loom_tensor *mine = NULL, *moved = NULL;
+    loom_status status = expert_rows(tape, m, normed, probs, routed, &mine);
+    if (!status)
+        status = loom__expert_exchange_start(tape, routed, true, mine, &moved);
+    loom_tensor_release(mine);
+    if (!status && active)
+        status = widen_mlp(layer, tape, m, normed, active);
+    if (!status)
+        status = loom__expert_dispatch(tape, moved, routed, rows);
+    loom_tensor_release(moved);
+    return status;
+}
+
+/* And back under its narrow half. */
+static loom_status from_experts(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m,
+    loom_tensor *normed, loom__routed *routed, loom_tensor *narrow, loom_tensor *probs, loom_tensor *active,
+    loom_tensor **shared, loom_tensor **output) {
+    loom_tensor *sum = NULL, *moved = NULL;
+    loom_status status = loom__expert_return(tape, narrow, routed, &sum);
+    if (!status)
+        status = loom__expert_exchange_start(tape, routed, false, sum, &moved);
+    loom_tensor_release(sum);
+    if (!status && active)
+        status = finish_shared(layer, tape, m, normed, active, shared);
+    if (!status)
+        status = loom__expert_combine(tape, moved, probs, routed, normed->shape[0], normed->shape[1], output);
+    loom_tensor_release(moved);
+    return status;
+}
+
+/* shared: where the shared expert is computed while rows travel, its output; NULL: it is not. */
+static loom_status routed_experts(const loom__layer *layer, loom_tape *tape, const loom__microbatch *m,
+    loom_tensor *normed, loom_tensor **shared, loom_tensor **output) {
+    loom_tensor *probs = NULL, *rows = NULL, *narrow = NULL, *active = NULL;
+    loom__routed *routed = NULL;
+    loom_status status = route(layer, tape, m, normed, &probs, &routed);
+    if (!status)
+        status = to_experts(layer, tape, m, normed, routed, &probs, shared ? &active : NULL, &rows);
+    if (!status)
+        status = through_experts(layer, tape, rows, routed, &narrow);
+    loom_tensor_release(rows);
+    if (!status)
+        status = from_experts(layer, tape, m, normed, routed, narrow, probs, active, shared, output);
+    loom_tensor_release(narrow);
+    loom_tensor_release(active);
+    loom_tensor_release(probs);
+    loom__routed_release(routed);
+    return status;
+}
+
+/* The routed experts, and beside them those that every token goes to, while rows travel or behind it; without the
+ * latter's last bias where they have no gate, which then comes with the residual. Either way the gradients of `normed`
+ * come in one order (gate, shared expert, rows, router), and so have the same bits. */
 static loom_status experts(
     const loom__layer *layer, loom_tape *tape, const loom__microbatch *m, loom_tensor *normed, loom_tensor **output) {
     if (!layer->fc1)
-        return routed_experts(layer, tape, m, normed, output);
-    loom_tensor *routed = NULL, *shared = NULL;
-    loom_status status = routed_experts(layer, tape, m, normed, &routed);
-    if (!status)
-        status = dense_mlp(layer, tape, m, normed, &shared);
-    if (!status && layer->shared_gate)
-        status = weigh_shared(layer, tape, m, normed, &shared);
+        return routed_experts(layer, tape, m, normed, NULL, output);
+    bool overlap = layer->config->moe.moe_shared_expert_overlap;
+    loom_tensor *routed = NULL, *shared = NULL, *active = NULL;
+    loom_status status = routed_experts(layer, tape, m, normed, overlap ? &shared : NULL, &routed);
+    if (!status && !overlap)
+        status = widen_mlp(layer, tape, m, normed, &active);
+    if (!status && !overlap)
+        status = finish_shared(layer, tape, m, normed, active, &shared);
+    loom_tensor_release(active);
     if (!status)
         status = loom_add(tape, routed, shared, output);
     loom_tensor_release(routed);

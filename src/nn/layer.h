@@ -7,6 +7,15 @@
 #include "parallel/context.h"
 #include "parallel/experts.h"
 
+/* How attention gets at rows of other ranks, in layers of one type. Without context parallelism all types are alike. */
+typedef struct loom__context_way {
+    /* heads_group exchanges heads for rows (a2a), then ring passes keys and values. NULL: not done. */
+    loom_comm *heads_group;
+    const loom__ring *ring;
+    const int32_t *document_start; /* [b, rows that attention works on] or NULL */
+    void *memory; /* of ring, and of document_start where more rows are attended to than are here; owned */
+} loom__context_way;
+
 /* What a forward needs to know beside its activations. Shared by all layers of one microbatch; counted, because a
  * recomputation needs it again in the backward. */
 typedef struct loom__microbatch {
@@ -16,18 +25,12 @@ typedef struct loom__microbatch {
     bool training;
     uint64_t seed;
     int64_t b, s;
-    loom_positions rows;           /* where the s rows of this rank lie in the sequence */
-    const int64_t *sample;         /* [b] */
-    const int32_t *document_start; /* [b, rows that attention works on] or NULL */
-    const int32_t *positions;      /* [b, s] or NULL where row t is at position t */
+    loom_positions rows;      /* where the s rows of this rank lie in the sequence */
+    const int64_t *sample;    /* [b] */
+    const int32_t *positions; /* [b, s] or NULL where row t is at position t */
     loom_rope_table rope;
-    loom__router_options router; /* of layers of experts */
-    /* Of context parallelism: heads_group exchanges heads for rows (a2a), then ring passes keys and values. NULL: not
-     * done.
-     */
-    loom_comm *heads_group;
-    const loom__ring *ring;
-    void *context_memory;  /* of ring, and of document_start where more rows are attended to than are here; owned */
+    loom__router_options router;                    /* of layers of experts */
+    loom__context_way context[LOOM__CONTEXT_TYPES]; /* of the types that a layer of the chunk has */
     loom__kv_cache *cache; /* of generation, borrowed: attention reads what came before from it; or NULL */
 } loom__microbatch;
 

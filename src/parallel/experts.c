@@ -3,7 +3,10 @@
  * gather takes all to all, as moe_token_dispatcher_type says), a gather over etp to all ranks that have a slice of
  * them, and there they are put in the order of the experts. The way back is the reverse, with a sum over etp in place
  * of the gather. Every count follows from the table of all ranks' counts, which the router has gathered: no rank waits
- * for a number, and a rank or an expert without rows does what the others do. */
+ * for a number, and a rank or an expert without rows does what the others do.
+ *
+ * The all-to-all is started by one operation's half and waited for by the next one's, forward and backward: its rows
+ * travel under whatever is recorded between the two. */
 #include "parallel/experts.h"
 #include "parallel/common.h"
 #include "parallel/expert_rows.h"
@@ -152,10 +155,8 @@ static loom_status create_gathered(
     return create_rows(tape, dtype, rows, h, all);
 }
 
-static loom_status over_ep(
+static loom_status take_of_gathered(
     loom_tape *tape, const loom__routed *r, const ways *w, loom_tensor *rows, loom_tensor *received) {
-    if (!r->groups.gather)
-        return loom_all_to_all_v(r->groups.ep, rows->data, w->send, received->data, w->receive, rows->dtype);
     const int64_t h = rows->shape[1];
     loom_tensor *all;
     LOOM_TRY(create_gathered(tape, r, rows->dtype, h, w, &all));
@@ -167,10 +168,8 @@ static loom_status over_ep(
 }
 
 /* Back: each row has one rank that computed it, and zeros from the others. */
-static loom_status back_over_ep(
+static loom_status scatter_back(
     loom_tape *tape, const loom__routed *r, const ways *w, loom_tensor *rows, loom_tensor *back) {
-    if (!r->groups.gather)
-        return loom_all_to_all_v(r->groups.ep, rows->data, w->receive, back->data, w->send, rows->dtype);
     const int64_t h = rows->shape[1];
     const size_t bytes = (size_t)h * loom_dtype_size(rows->dtype);
     loom_tensor *all;
@@ -182,95 +181,116 @@ static loom_status back_over_ep(
     return status;
 }
 
-/* ---- there and back ---- */
+static loom_status start_exchange(
+    loom_tape *tape, const loom__routed *r, const ways *w, bool to_experts, loom_tensor *rows, loom_tensor *moved) {
+    if (r->groups.gather)
+        return to_experts ? take_of_gathered(tape, r, w, rows, moved) : scatter_back(tape, r, w, rows, moved);
+    const int64_t *send = to_experts ? w->send : w->receive, *receive = to_experts ? w->receive : w->send;
+    LOOM_TRY(
+        loom_all_to_all_v_start(r->groups.ep, rows->data, send, moved->data, receive, rows->dtype, &moved->pending));
+    moved->source = loom_tensor_retain(rows);
+    return LOOM_OK;
+}
 
-/* rows [r->rows, h] of this rank -> [expert_rows, h]. */
-static loom_status to_experts(loom_tape *tape, const loom__routed *r, loom_tensor *rows, loom_tensor **out) {
-    const int64_t h = rows->shape[1], mine = received_by(r, place_in(r->groups.etp));
-    loom_tensor *received = NULL, *all = NULL, *ordered = NULL;
+/* On the tape what has come stands for what was sent: whoever takes it gives the gradient of that, which it gets by the
+ * reverse exchange. */
+loom_status loom__expert_exchange_start(
+    loom_tape *tape, const loom__routed *r, bool to_experts, loom_tensor *rows, loom_tensor **moved) {
+    if (loom__group_size(r->groups.ep) == 1) {
+        *moved = loom_tensor_retain(rows);
+        return LOOM_OK;
+    }
+    const int64_t h = rows->shape[1], count = to_experts ? received_by(r, place_in(r->groups.etp)) : r->rows;
+    loom_tensor *made = NULL;
     ways w;
+    LOOM_TRY(loom_tensor_ready(rows));
     LOOM_TRY(make_ways(r, h, &w));
-    loom_status status = LOOM_OK;
-    if (loom__group_size(r->groups.ep) > 1) {
-        status = create_rows(tape, rows->dtype, mine, h, &received);
-        if (!status)
-            status = over_ep(tape, r, &w, rows, received);
-    } else {
-        received = loom_tensor_retain(rows);
-    }
-    if (!status && loom__group_size(r->groups.etp) > 1) {
-        status = create_rows(tape, rows->dtype, r->expert_rows, h, &all);
-        if (!status)
-            status = loom_all_gather_v(r->groups.etp, received->data, all->data, w.parts, rows->dtype);
-    } else if (!status) {
-        all = loom_tensor_retain(received);
-    }
+    loom_status status = create_rows(tape, rows->dtype, count, h, &made);
     if (!status)
-        status = order_rows(tape, r, all, true, &ordered);
+        status = start_exchange(tape, r, &w, to_experts, rows, made);
     free_ways(&w);
-    loom_tensor_release(received);
-    loom_tensor_release(all);
     if (status) {
-        loom_tensor_release(ordered);
+        loom_tensor_release(made);
         return status;
     }
-    *out = ordered;
+    made->tape = rows->tape;
+    made->value = rows->value;
+    *moved = made;
     return LOOM_OK;
 }
 
-/* rows [expert_rows, h], summed over etp -> [r->rows, h] of this rank. */
-static loom_status from_experts(loom_tape *tape, const loom__routed *r, loom_tensor *rows, loom_tensor **out) {
-    const int64_t h = rows->shape[1], mine = received_by(r, place_in(r->groups.etp));
-    loom_tensor *all = NULL, *sum = NULL, *back = NULL;
+/* ---- before and behind it: over etp, and the order of the experts ---- */
+
+/* What has come over ep -> [expert_rows, h]. */
+static loom_status gather_slices(loom_tape *tape, const loom__routed *r, loom_tensor *received, loom_tensor **out) {
+    const int64_t h = received->shape[1];
+    loom_tensor *all = NULL;
+    LOOM_TRY(loom_tensor_ready(received));
+    if (loom__group_size(r->groups.etp) == 1)
+        return order_rows(tape, r, received, true, out);
     ways w;
     LOOM_TRY(make_ways(r, h, &w));
-    loom_status status = order_rows(tape, r, rows, false, &all);
-    if (!status && loom__group_size(r->groups.etp) > 1) {
-        status = create_rows(tape, rows->dtype, mine, h, &sum);
-        if (!status)
-            status = loom_reduce_scatter_v(r->groups.etp, all->data, sum->data, w.parts, rows->dtype, LOOM_SUM);
-    } else if (!status) {
-        sum = loom_tensor_retain(all);
+    loom_status status = create_rows(tape, received->dtype, r->expert_rows, h, &all);
+    if (!status)
+        status = loom_all_gather_v(r->groups.etp, received->data, all->data, w.parts, received->dtype);
+    free_ways(&w);
+    if (!status)
+        status = order_rows(tape, r, all, true, out);
+    loom_tensor_release(all);
+    return status;
+}
+
+/* rows [expert_rows, h] -> their sum over etp, as it goes back over ep. */
+static loom_status sum_slices(loom_tape *tape, const loom__routed *r, loom_tensor *rows, loom_tensor **out) {
+    const int64_t h = rows->shape[1];
+    loom_tensor *all = NULL, *sum = NULL;
+    LOOM_TRY(order_rows(tape, r, rows, false, &all));
+    if (loom__group_size(r->groups.etp) == 1) {
+        *out = all;
+        return LOOM_OK;
     }
-    if (!status && loom__group_size(r->groups.ep) > 1) {
-        status = create_rows(tape, rows->dtype, r->rows, h, &back);
-        if (!status)
-            status = back_over_ep(tape, r, &w, sum, back);
-    } else if (!status) {
-        back = loom_tensor_retain(sum);
-    }
+    ways w = {0};
+    loom_status status = make_ways(r, h, &w);
+    if (!status)
+        status = create_rows(tape, rows->dtype, received_by(r, place_in(r->groups.etp)), h, &sum);
+    if (!status)
+        status = loom_reduce_scatter_v(r->groups.etp, all->data, sum->data, w.parts, rows->dtype, LOOM_SUM);
     free_ways(&w);
     loom_tensor_release(all);
-    loom_tensor_release(sum);
     if (status) {
-        loom_tensor_release(back);
+        loom_tensor_release(sum);
         return status;
     }
-    *out = back;
+    *out = sum;
     return LOOM_OK;
 }
 
-/* ---- dispatch ---- */
+/* ---- the operations ---- */
 
-typedef struct dispatch_state {
+typedef struct expert_state {
     loom__routed *routed;
     int64_t s, b;
-} dispatch_state;
+} expert_state;
 
-static void dispatch_release(loom_node *node) {
-    loom__routed_release(((dispatch_state *)loom_node_state(node))->routed);
+static void release_state(loom_node *node) {
+    loom__routed_release(((expert_state *)loom_node_state(node))->routed);
 }
 
-static loom_status dispatch_input(loom_tape *tape, loom_node *node, loom_tensor *d_rows) {
-    const dispatch_state *state = loom_node_state(node);
-    loom_tensor *mine = NULL, *d_x = NULL;
-    loom_status status = from_experts(tape, state->routed, d_rows, &mine);
+/* node may be NULL: nothing is recorded. */
+static void set_state(loom_node *node, loom__routed *routed, int64_t s, int64_t b) {
+    if (!node)
+        return;
+    *(expert_state *)loom_node_state(node) = (expert_state){routed, s, b};
+    routed->references++;
+}
+
+static loom_status rows_input(loom_tape *tape, loom_node *node, loom_tensor *d_rows) {
+    const expert_state *state = loom_node_state(node);
+    loom_tensor *d_x = NULL;
+    loom_status status = loom_tensor_create(
+        loom_tape_rank(tape), d_rows->dtype, 3, (int64_t[]){state->s, state->b, d_rows->shape[1]}, &d_x);
     if (!status)
-        status = loom_tensor_create(
-            loom_tape_rank(tape), d_rows->dtype, 3, (int64_t[]){state->s, state->b, d_rows->shape[1]}, &d_x);
-    if (!status)
-        status = loom__sum_rows(tape, state->routed, mine, NULL, d_x);
-    loom_tensor_release(mine);
+        status = loom__sum_rows(tape, state->routed, d_rows, NULL, d_x);
     if (status) {
         loom_tensor_release(d_x);
         return status;
@@ -278,55 +298,95 @@ static loom_status dispatch_input(loom_tape *tape, loom_node *node, loom_tensor 
     return loom_tape_give(tape, node, 0, d_x);
 }
 
-static const loom_op dispatch_op = {"expert dispatch", dispatch_input, NULL, dispatch_release};
+static const loom_op rows_op = {"expert rows", rows_input, NULL, release_state};
 
-loom_status loom__expert_dispatch(loom_tape *tape, loom_tensor *x, loom__routed *routed, loom_tensor **rows) {
-    LOOM_TRY(loom__check_dtype(tape, dispatch_op.name, x));
+loom_status loom__expert_rows(loom_tape *tape, loom_tensor *x, loom__routed *routed, loom_tensor **rows) {
+    LOOM_TRY(loom__check_dtype(tape, rows_op.name, x));
     LOOM_TRY(loom_tensor_ready(x));
-    loom_tensor *mine = NULL, *out = NULL;
+    loom_tensor *made = NULL;
     loom_node *node = NULL;
-    loom_status status = create_rows(tape, x->dtype, routed->rows, x->shape[2], &mine);
-    if (!status) {
-        loom__copy_rows(tape, routed, x, mine);
-        status = to_experts(tape, routed, mine, &out);
+    LOOM_TRY(create_rows(tape, x->dtype, routed->rows, x->shape[2], &made));
+    loom__copy_rows(tape, routed, x, made);
+    loom_status status =
+        loom_tape_record(tape, &rows_op, sizeof(expert_state), (loom_tensor *[]){x}, 1, NULL, 0, made, &node);
+    if (status) {
+        loom_tensor_release(made);
+        return status;
     }
-    loom_tensor_release(mine);
-    if (!status)
-        status =
-            loom_tape_record(tape, &dispatch_op, sizeof(dispatch_state), (loom_tensor *[]){x}, 1, NULL, 0, out, &node);
-    if (!status && node) {
-        *(dispatch_state *)loom_node_state(node) = (dispatch_state){routed, x->shape[0], x->shape[1]};
-        routed->references++;
-    }
+    set_state(node, routed, x->shape[0], x->shape[1]);
+    *rows = made;
+    return LOOM_OK;
+}
+
+/* The way back of the gradient: what rows_input waits for. */
+static loom_status dispatch_input(loom_tape *tape, loom_node *node, loom_tensor *d_rows) {
+    const expert_state *state = loom_node_state(node);
+    loom_tensor *sum = NULL, *back = NULL;
+    LOOM_TRY(sum_slices(tape, state->routed, d_rows, &sum));
+    loom_status status = loom__expert_exchange_start(tape, state->routed, false, sum, &back);
+    loom_tensor_release(sum);
+    return status ? status : loom_tape_give(tape, node, 0, back);
+}
+
+static const loom_op dispatch_op = {"expert dispatch", dispatch_input, NULL, release_state};
+
+loom_status loom__expert_dispatch(loom_tape *tape, loom_tensor *moved, loom__routed *routed, loom_tensor **output) {
+    loom_tensor *out = NULL;
+    loom_node *node = NULL;
+    LOOM_TRY(gather_slices(tape, routed, moved, &out));
+    loom_status status =
+        loom_tape_record(tape, &dispatch_op, sizeof(expert_state), (loom_tensor *[]){moved}, 1, NULL, 0, out, &node);
     if (status) {
         loom_tensor_release(out);
         return status;
     }
-    *rows = out;
+    set_state(node, routed, 0, 0);
+    *output = out;
     return LOOM_OK;
 }
 
-/* ---- combine ---- */
+static loom_status return_input(loom_tape *tape, loom_node *node, loom_tensor *d_sum) {
+    const expert_state *state = loom_node_state(node);
+    loom_tensor *d_rows = NULL;
+    LOOM_TRY(gather_slices(tape, state->routed, d_sum, &d_rows));
+    return loom_tape_give(tape, node, 0, d_rows);
+}
 
+static const loom_op return_op = {"expert return", return_input, NULL, release_state};
+
+loom_status loom__expert_return(loom_tape *tape, loom_tensor *rows, loom__routed *routed, loom_tensor **output) {
+    LOOM_TRY(loom__check_dtype(tape, return_op.name, rows));
+    LOOM_TRY(loom_tensor_ready(rows));
+    loom_tensor *sum = NULL;
+    loom_node *node = NULL;
+    LOOM_TRY(sum_slices(tape, routed, rows, &sum));
+    loom_status status =
+        loom_tape_record(tape, &return_op, sizeof(expert_state), (loom_tensor *[]){rows}, 1, NULL, 0, sum, &node);
+    if (status) {
+        loom_tensor_release(sum);
+        return status;
+    }
+    set_state(node, routed, 0, 0);
+    *output = sum;
+    return LOOM_OK;
+}
+
+/* The rows' gradient goes to the experts, where return_input waits for it. */
 static loom_status combine_input(loom_tape *tape, loom_node *node, loom_tensor *d_out) {
-    const dispatch_state *state = loom_node_state(node);
+    const expert_state *state = loom_node_state(node);
     const loom__routed *r = state->routed;
     loom_tensor *rows = loom_node_saved(node, 0), *probs = loom_node_saved(node, 1);
-    const int64_t h = rows->shape[1];
-    loom_tensor *d_probs = NULL, *d_mine = NULL, *d_rows = NULL;
+    loom_tensor *d_probs = NULL, *d_mine = NULL, *d_sum = NULL;
     loom_status status = create_rows(tape, LOOM_F32, r->tokens, r->experts, &d_probs);
     if (!status)
-        status = create_rows(tape, rows->dtype, r->rows, h, &d_mine);
+        status = create_rows(tape, rows->dtype, r->rows, rows->shape[1], &d_mine);
     if (!status)
         status = loom__sum_rows_backward(tape, r, rows, probs, d_out, d_probs, d_mine);
     if (!status)
-        status = to_experts(tape, r, d_mine, &d_rows);
+        status = loom__expert_exchange_start(tape, r, true, d_mine, &d_sum);
     loom_tensor_release(d_mine);
-    if (status) {
-        loom_tensor_release(d_probs);
-        return status;
-    }
-    status = loom_tape_give(tape, node, 0, d_rows);
+    if (!status)
+        status = loom_tape_give(tape, node, 0, d_sum);
     if (status) {
         loom_tensor_release(d_probs);
         return status;
@@ -334,30 +394,27 @@ static loom_status combine_input(loom_tape *tape, loom_node *node, loom_tensor *
     return loom_tape_give(tape, node, 1, d_probs);
 }
 
-static const loom_op combine_op = {"expert combination", combine_input, NULL, dispatch_release};
+static const loom_op combine_op = {"expert combination", combine_input, NULL, release_state};
 
-loom_status loom__expert_combine(loom_tape *tape, loom_tensor *rows, loom_tensor *probs, loom__routed *routed,
+loom_status loom__expert_combine(loom_tape *tape, loom_tensor *moved, loom_tensor *probs, loom__routed *routed,
     int64_t s, int64_t b, loom_tensor **output) {
-    LOOM_TRY(loom__check_dtype(tape, combine_op.name, rows));
-    LOOM_TRY(loom_tensor_ready(rows));
-    loom_tensor *mine = NULL, *out = NULL;
+    loom_tensor *out = NULL;
     loom_node *node = NULL;
-    loom_status status = from_experts(tape, routed, rows, &mine);
-    if (!status)
-        status = loom_tensor_create(loom_tape_rank(tape), rows->dtype, 3, (int64_t[]){s, b, rows->shape[1]}, &out);
-    if (!status)
-        status = loom__sum_rows(tape, routed, mine, probs, out);
+    LOOM_TRY(loom_tensor_ready(moved));
+    LOOM_TRY(loom_tensor_create(loom_tape_rank(tape), moved->dtype, 3, (int64_t[]){s, b, moved->shape[1]}, &out));
+    loom_status status = loom__sum_rows(tape, routed, moved, probs, out);
     if (!status)
         status = loom_tape_record(
-            tape, &combine_op, sizeof(dispatch_state), (loom_tensor *[]){rows, probs}, 2, NULL, 0, out, &node);
-    if (!status && node) {
-        *(dispatch_state *)loom_node_state(node) = (dispatch_state){routed, s, b};
-        routed->references++;
-        status = loom_node_save(node, mine);
-        if (!status)
-            status = loom_node_save(node, probs);
+            tape, &combine_op, sizeof(expert_state), (loom_tensor *[]){moved, probs}, 2, NULL, 0, out, &node);
+    if (status) {
+        loom_tensor_release(out);
+        return status;
     }
-    loom_tensor_release(mine);
+    set_state(node, routed, s, b);
+    if (node)
+        status = loom_node_save(node, moved);
+    if (node && !status)
+        status = loom_node_save(node, probs);
     if (status) {
         loom_tensor_release(out);
         return status;

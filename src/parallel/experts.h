@@ -104,8 +104,22 @@ loom_status loom__route_tokens(loom_tape *tape, loom_tensor *x, loom_parameter *
  * [s*b, experts]: the probs of loom__expert_combine that are left, 1 where it goes. Local. */
 loom_status loom__weigh_tokens(loom_tape *tape, loom_tensor *x, loom_tensor *probs, loom__routed *routed,
     loom_tensor **output, loom_tensor **units);
-/* rows [expert_rows, h] of this rank's experts. Collective over groups.all. */
-loom_status loom__expert_dispatch(loom_tape *tape, loom_tensor *x, loom__routed *routed, loom_tensor **rows);
+/* The way to the experts and back, in parts, so that other operations can be recorded and computed while rows travel:
+ *
+ *   rows, exchange start, (others), dispatch; the experts; return, exchange start, (others), combine
+ *
+ * In the backward the same exchanges run under the backwards of the same others. Each is a collective over a part of
+ * groups.all, which all its ranks call in this order.
+ *
+ * rows [routed->rows, h] of x [s, b, h], one for each expert that a token of this rank goes to. Local. */
+loom_status loom__expert_rows(loom_tape *tape, loom_tensor *x, loom__routed *routed, loom_tensor **rows);
+/* *moved, pending: what comes here of the rows of all ep ranks, for this rank's experts, or from them back. Nothing is
+ * recorded: that does the one of these functions that takes it. Ready at once where rows are gathered. Collective over
+ * ep. */
+loom_status loom__expert_exchange_start(
+    loom_tape *tape, const loom__routed *routed, bool to_experts, loom_tensor *rows, loom_tensor **moved);
+/* output [expert_rows, h] of this rank's experts, from what has come of the rows. Collective over etp. */
+loom_status loom__expert_dispatch(loom_tape *tape, loom_tensor *moved, loom__routed *routed, loom_tensor **output);
 /* y [expert_rows, o] = rows W_e^T + b_e, W_e = weights[e] [o, i] for the rows of local expert e, b_e = biases[e] [o] on
  * the first rank of etp alone, as the sum over etp is to come; their gradients are whole on all. biases: NULL or
  * [local_experts]. Local. */
@@ -120,10 +134,11 @@ loom_status loom__expert_biases_ready(
 /* Adds the sums over each expert's rows of d_y, counts[e] of them, to the gradients of biases[e]. */
 void loom__expert_bias_gradients(
     loom_tape *tape, int64_t experts, const int64_t *counts, loom_parameter *const *biases, loom_tensor *d_y);
-/* output [s, b, h]: for each token the sum over its experts of probs * (sum over etp of rows). Collective over
- * groups.all.
- */
-loom_status loom__expert_combine(loom_tape *tape, loom_tensor *rows, loom_tensor *probs, loom__routed *routed,
+/* sum: of the rows [expert_rows, h] that this rank's experts give over etp, in the order in which they came. Collective
+ * over etp. */
+loom_status loom__expert_return(loom_tape *tape, loom_tensor *rows, loom__routed *routed, loom_tensor **sum);
+/* output [s, b, h]: for each token the sum over its experts of probs * row, from what has come of the sums. */
+loom_status loom__expert_combine(loom_tape *tape, loom_tensor *moved, loom_tensor *probs, loom__routed *routed,
     int64_t s, int64_t b, loom_tensor **output);
 
 #endif

@@ -193,7 +193,8 @@ static const option options[] = {
     SETS("account-for-loss-in-pipeline-split", "model.account_for_loss_in_pipeline_split", "true"),
     SAME("pipeline-model-parallel-layout", "model.pipeline_model_parallel_layout"),
     SETS("variable-seq-lengths", "model.variable_seq_lengths", "true"),
-    SAME("cp-comm-type", "model.cp_comm_type"),
+    {"cp-comm-type", SOME, "model.cp_comm_type", NULL},
+    {"hierarchical-context-parallel-sizes", SOME, "model.hierarchical_context_parallel_sizes", NULL},
     SAME("num-experts", "model.num_moe_experts"),
     SAME("moe-ffn-hidden-size", "model.moe_ffn_hidden_size"),
     SAME("moe-layer-freq", "model.moe_layer_freq"),
@@ -440,7 +441,7 @@ static void list_of(const words *w, int64_t first, int64_t last, char *text, siz
 /* Takes one option and its values; *at is left at the last word that it has used. */
 static void take(loom__translator *t, const words *w, int64_t *at, sums *s, const char **tokenizer) {
     static const char *const ranks[] = {"nproc-per-node", "nnodes", NULL};
-    char name[96], list[256];
+    char name[96], list[16 * LOOM_CONTEXT_LAYERS_MAX];
     const char *value = split_name(w->list[*at] + 2, name, sizeof name);
     const option *known = find(name);
     int64_t first = *at;

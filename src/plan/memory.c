@@ -13,7 +13,7 @@ enum { RECEIVES_AHEAD = 2 };
 typedef struct book {
     int64_t count, capacity;
     struct entry {
-        int64_t layers, experts, behind;
+        int64_t layers, experts, behind, up_to[LOOM__CONTEXT_TYPES];
         bool embedding, loss;
         loom__plan_ledger ledger;
     } * entries;
@@ -23,10 +23,13 @@ static loom_status find_ledger(
     const loom__plan_sizes *sizes, book *all, const loom_stage *chunk, const loom__plan_ledger **out) {
     int64_t experts, layers = loom__plan_count_layers(sizes, chunk, &experts);
     int64_t behind = loom__plan_layers_behind_experts(sizes, chunk);
+    int64_t up_to[LOOM__CONTEXT_TYPES];
+    for (int type = 0; type < LOOM__CONTEXT_TYPES; type++)
+        up_to[type] = loom__plan_layers_up_to(sizes, chunk, (loom__context_type)type);
     for (int64_t i = 0; i < all->count; i++) {
         const struct entry *known = &all->entries[i];
         if (known->layers == layers && known->experts == experts && known->embedding == chunk->embedding &&
-            known->loss == chunk->loss && known->behind == behind) {
+            known->loss == chunk->loss && known->behind == behind && memcmp(known->up_to, up_to, sizeof up_to) == 0) {
             *out = &known->ledger;
             return LOOM_OK;
         }
@@ -36,6 +39,7 @@ static loom_status find_ledger(
     struct entry *made = &all->entries[all->count];
     *made = (struct entry){
         .layers = layers, .experts = experts, .behind = behind, .embedding = chunk->embedding, .loss = chunk->loss};
+    memcpy(made->up_to, up_to, sizeof up_to);
     bool split = sizes->schedule.kind == LOOM_SCHEDULE_ZERO_BUBBLE;
     LOOM_TRY(loom__plan_ledger_make(sizes, chunk, split, &made->ledger));
     all->count++;

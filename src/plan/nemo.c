@@ -196,7 +196,7 @@ static void add_value(reader *r, const char *field, const char *flag, const loom
 static void take_section(reader *r, const char *section, const loom__yaml_node *node);
 
 static void take_key(reader *r, const char *section, const char *key, const loom__yaml_node *node) {
-    char path[160], text[2048];
+    char path[160], text[16 * LOOM_CONTEXT_LAYERS_MAX];
     bool is_precision =
         strcmp(section, "mixed_precision") == 0 && (strcmp(key, "bf16") == 0 || strcmp(key, "fp16") == 0);
     bool yes;

@@ -71,6 +71,14 @@ static loom_status fill(loom__plan_sizes *sizes, int64_t world_size) {
     const loom_megatron_strategy_config *strategy = &config->strategy;
     LOOM_TRY(complete(config, &sizes->model));
     loom_parallel_sizes parallel = loom__strategy_sizes(strategy, world_size > 0 ? world_size : config->ranks);
+    if (parallel.context > 1 &&
+        loom__context_layers(&sizes->model, LOOM__CONTEXT_LEVELS, 0, sizes->model.num_layers) > 0) {
+        const int64_t *levels = sizes->model.parallel.hierarchical_context_parallel_sizes;
+        while (parallel.hierarchical_levels < LOOM_LAYOUT_HCP_LEVELS && levels[parallel.hierarchical_levels] > 0) {
+            parallel.hierarchical_context[parallel.hierarchical_levels] = levels[parallel.hierarchical_levels];
+            parallel.hierarchical_levels++;
+        }
+    }
     LOOM_TRY(loom_layout_init(&parallel, &sizes->layout));
     const loom_parallel_sizes *made = &sizes->layout.sizes;
     sizes->tp = made->tensor;
@@ -145,6 +153,19 @@ int64_t loom__plan_routed_rows(const loom__plan_sizes *sizes) {
     int64_t capacity = loom__expert_capacity(choices, moe->num_moe_experts, factor, 0);
     capacity = capacity < sizes->own_rows ? capacity : sizes->own_rows;
     return capacity * moe->num_moe_experts;
+}
+
+int64_t loom__plan_layers_up_to(const loom__plan_sizes *sizes, const loom_stage *chunk, loom__context_type type) {
+    int64_t layers = chunk->layers;
+    while (layers > 0 && loom__context_type_of(&sizes->model, chunk->first_layer + layers - 1) != type)
+        layers--;
+    return layers;
+}
+
+int64_t loom__plan_heads_exchanged_by(const loom__plan_sizes *sizes, loom__context_type type) {
+    if (type == LOOM__CONTEXT_LEVELS && sizes->cp > 1)
+        return sizes->model.parallel.hierarchical_context_parallel_sizes[0];
+    return type == LOOM__CONTEXT_A2A ? sizes->cp : 1;
 }
 
 bool loom__plan_gathers_experts(const loom__plan_sizes *sizes) {

@@ -34,6 +34,10 @@ int64_t loom__plan_count_layers(const loom__plan_sizes *sizes, const loom_stage 
 
 /* Of these, those behind the last one with experts; all of them where none has. */
 int64_t loom__plan_layers_behind_experts(const loom__plan_sizes *sizes, const loom_stage *chunk);
+/* The layers of a chunk up to the last one whose attention is of the type; 0 = none is. */
+int64_t loom__plan_layers_up_to(const loom__plan_sizes *sizes, const loom_stage *chunk, loom__context_type type);
+/* Ranks that exchange heads for rows in a layer of that type; 1 = none do. */
+int64_t loom__plan_heads_exchanged_by(const loom__plan_sizes *sizes, loom__context_type type);
 /* Rows that a rank sends to experts for a microbatch: one for each choice of a token that finds room. */
 int64_t loom__plan_routed_rows(const loom__plan_sizes *sizes);
 /* Whether all expert ranks get all rows, and take their own. */
@@ -76,11 +80,11 @@ typedef struct loom__plan_ledger {
     loom__plan_bytes weights;  /* at the worst moment of the weight half */
 } loom__plan_ledger;
 
-/* Walks the operations of a chunk that begins and ends as `chunk` does, with so many layers of each kind; no more than
- * its arrays have room for (LOOM_ERR_INTERNAL). Of the dense ones as many as in the chunk, at most three, come behind
- * those with experts. split: the backward is in two halves. */
-loom_status loom__plan_walk(const loom__plan_sizes *sizes, const loom_stage *chunk, int64_t dense, int64_t experts,
-    bool split, loom__plan_ledger *ledger);
+/* Walks the operations of a chunk that begins and ends as `chunk` does, with so many layers of each kind, whose
+ * attention is of one type; no more than its arrays have room for (LOOM_ERR_INTERNAL). Of the dense ones as many as in
+ * the chunk, at most three, come behind those with experts. split: the backward is in two halves. */
+loom_status loom__plan_walk(const loom__plan_sizes *sizes, const loom_stage *chunk, loom__context_type context,
+    int64_t dense, int64_t experts, bool split, loom__plan_ledger *ledger);
 /* The same of the whole chunk. split: the backward is in two halves. */
 loom_status loom__plan_ledger_make(
     const loom__plan_sizes *sizes, const loom_stage *chunk, bool split, loom__plan_ledger *ledger);
@@ -99,11 +103,13 @@ typedef struct loom__plan_flops {
 } loom__plan_flops;
 loom__plan_flops loom__plan_flops_of(const loom__plan_sizes *sizes);
 
-/* What moves over one kind of groups in one way. A kind of traffic has one or two of them. */
+/* What moves over one kind of groups in one way. A kind of traffic has some of them. */
 typedef enum loom__plan_flow {
     LOOM__FLOW_TENSOR,
     LOOM__FLOW_CONTEXT_RING,
     LOOM__FLOW_CONTEXT_HEADS,
+    LOOM__FLOW_CONTEXT_OUTER_RING, /* of a2a+p2p; the next one too */
+    LOOM__FLOW_CONTEXT_INNER_HEADS,
     LOOM__FLOW_EXPERTS,
     LOOM__FLOW_EXPERT_SLICES,
     LOOM__FLOW_PIPELINE,

@@ -60,6 +60,33 @@ static bool blocks(int kind) {
     return kind == LOOM_PLAN_TENSOR || kind == LOOM_PLAN_CONTEXT || kind == LOOM_PLAN_EXPERT;
 }
 
+static double lesser(double a, double b) {
+    return a < b ? a : b;
+}
+
+/* Takes off what of the exchanges of rows passes under the shared expert: each way under one half of it, in the
+ * backward under that half's gradients. */
+static void hide_exchanges(
+    const pace *p, const loom__plan_chunk_traffic *traffic, double expert_layers, chunk_cost *made) {
+    const loom__plan_sizes *sizes = p->sizes;
+    const loom_model_config *model = &sizes->model;
+    const loom_moe_config *moe = &model->moe;
+    if (!moe->moe_shared_expert_overlap || expert_layers == 0)
+        return;
+    double rows = (double)sizes->rows / (double)sizes->tp;
+    double narrow = rows * 2 * (double)model->hidden_size * (double)moe->moe_shared_expert_intermediate_size / p->rate;
+    double wide = loom_activation_is_gated(model->activation) ? 2 * narrow : narrow;
+    double seconds = traffic->forward[LOOM__FLOW_EXPERTS] / p->links->bandwidth[LOOM__FLOW_EXPERTS];
+    double one_way = seconds / 2 / expert_layers, gradients = sizes->schedule.kind == LOOM_SCHEDULE_ZERO_BUBBLE ? 1 : 2;
+    double forward = expert_layers * (lesser(one_way, wide) + lesser(one_way, narrow));
+    double backward = expert_layers * (lesser(one_way, gradients * wide) + lesser(one_way, gradients * narrow));
+    if (model->recompute == LOOM_RECOMPUTE_FULL || moe->moe_layer_recompute)
+        backward += forward;
+    made->forward -= forward;
+    made->input -= backward;
+    made->traffic[LOOM_PLAN_EXPERT] -= forward + backward;
+}
+
 static chunk_cost cost_of(const pace *p, const loom_stage *chunk) {
     const loom__plan_sizes *sizes = p->sizes;
     int64_t experts, layers = loom__plan_count_layers(sizes, chunk, &experts);
@@ -89,6 +116,7 @@ static chunk_cost cost_of(const pace *p, const loom_stage *chunk) {
         made.input += traffic.backward[flow] / p->links->bandwidth[flow];
         made.traffic[kind] += (traffic.forward[flow] + traffic.backward[flow]) / p->links->bandwidth[flow];
     }
+    hide_exchanges(p, &traffic, routed, &made);
     return made;
 }
 

@@ -15,6 +15,8 @@ static const struct flow {
     [LOOM__FLOW_TENSOR] = {LOOM_PLAN_TENSOR, LOOM_GROUP_TP, RING},
     [LOOM__FLOW_CONTEXT_RING] = {LOOM_PLAN_CONTEXT, LOOM_GROUP_CP, RING},
     [LOOM__FLOW_CONTEXT_HEADS] = {LOOM_PLAN_CONTEXT, LOOM_GROUP_CP, PAIRS},
+    [LOOM__FLOW_CONTEXT_OUTER_RING] = {LOOM_PLAN_CONTEXT, LOOM_GROUP_HCP_L1, RING},
+    [LOOM__FLOW_CONTEXT_INNER_HEADS] = {LOOM_PLAN_CONTEXT, LOOM_GROUP_HCP_L0, PAIRS},
     [LOOM__FLOW_EXPERTS] = {LOOM_PLAN_EXPERT, LOOM_GROUP_EP, PAIRS},
     [LOOM__FLOW_EXPERT_SLICES] = {LOOM_PLAN_EXPERT, LOOM_GROUP_ETP, RING},
     [LOOM__FLOW_PIPELINE] = {LOOM_PLAN_PIPELINE, LOOM_GROUP_PP, CHAIN},
@@ -29,11 +31,6 @@ static const struct flow {
 static struct flow flow_of(const loom__plan_sizes *sizes, loom__plan_flow number) {
     struct flow made = flows[number];
     bool instances = sizes->config->strategy.num_distributed_optimizer_instances > 1;
-    bool levels = loom__context_type_is(&sizes->model, "a2a+p2p");
-    if (number == LOOM__FLOW_CONTEXT_RING && levels)
-        made.group = LOOM_GROUP_HCP_L1;
-    if (number == LOOM__FLOW_CONTEXT_HEADS && levels)
-        made.group = LOOM_GROUP_HCP_L0;
     if (number == LOOM__FLOW_EXPERTS && loom__plan_gathers_experts(sizes))
         made.way = RING;
     if (number == LOOM__FLOW_PARAMETERS && instances)
@@ -83,21 +80,26 @@ double loom__plan_message(const loom__plan_sizes *sizes) {
 
 /* Keys and values go round the ring, or are gathered; in the backward again, and their gradients, in fp32, go a whole
  * turn, or are scattered. Heads are exchanged for rows before and behind. */
-static void add_context(const loom__plan_sizes *sizes, double layers, loom__plan_chunk_traffic *to) {
+static void add_context(
+    const loom__plan_sizes *sizes, loom__context_type type, double layers, loom__plan_chunk_traffic *to) {
     const loom_model_config *model = &sizes->model;
     int64_t groups = model->num_query_groups / sizes->tp, heads = model->num_attention_heads / sizes->tp;
     groups = groups > 0 ? groups : 1;
-    bool levels = loom__context_type_is(model, "a2a+p2p"), by_heads = levels || loom__context_type_is(model, "a2a");
-    int64_t inner = levels ? model->parallel.hierarchical_context_parallel_sizes[0] : by_heads ? sizes->cp : 1;
-    int64_t members = sizes->cp / inner, elements = 2 * groups * model->kv_channels;
+    loom__plan_flow ring = LOOM__FLOW_CONTEXT_RING, exchange = LOOM__FLOW_CONTEXT_HEADS;
+    if (type == LOOM__CONTEXT_LEVELS) {
+        ring = LOOM__FLOW_CONTEXT_OUTER_RING;
+        exchange = LOOM__FLOW_CONTEXT_INNER_HEADS;
+    }
+    int64_t inner = loom__plan_heads_exchanged_by(sizes, type), members = sizes->cp / inner,
+            elements = 2 * groups * model->kv_channels;
     double keys = (double)(members - 1) * tokens(sizes->rows, elements, sizes->width);
-    double turns = loom__context_type_is(model, "all_gather") || members == 1 ? (double)(members - 1) : (double)members;
+    double turns = type == LOOM__CONTEXT_ALL_GATHER || members == 1 ? (double)(members - 1) : (double)members;
     double exchanged = share(tokens(sizes->rows, (2 * heads + 2 * groups) * model->kv_channels, sizes->width), inner);
     double times = model->recompute == LOOM_RECOMPUTE_NONE ? 1 : 2;
-    to->forward[LOOM__FLOW_CONTEXT_RING] += layers * keys;
-    to->forward[LOOM__FLOW_CONTEXT_HEADS] += layers * exchanged;
-    to->backward[LOOM__FLOW_CONTEXT_RING] += layers * (times * keys + turns * tokens(sizes->rows, elements, 4));
-    to->backward[LOOM__FLOW_CONTEXT_HEADS] += layers * times * exchanged;
+    to->forward[ring] += layers * keys;
+    to->forward[exchange] += layers * exchanged;
+    to->backward[ring] += layers * (times * keys + turns * tokens(sizes->rows, elements, 4));
+    to->backward[exchange] += layers * times * exchanged;
 }
 
 /* Rows to their experts and back, spread evenly: over expert ranks by an all-to-all, or by a gather of all rows there
@@ -134,8 +136,12 @@ loom__plan_chunk_traffic loom__plan_chunk_traffic_of(const loom__plan_sizes *siz
         forward[LOOM__FLOW_TENSOR] += (scatters ? unit : 0) + 3 * 2 * share(tokens(sizes->rows, 1, 4), sizes->tp);
         backward[LOOM__FLOW_TENSOR] += 2 * unit;
     }
-    if (sizes->cp > 1)
-        add_context(sizes, (double)layers, &made);
+    for (int type = 0; sizes->cp > 1 && type < LOOM__CONTEXT_TYPES; type++) {
+        int64_t alike =
+            loom__context_layers(&sizes->model, (loom__context_type)type, chunk->first_layer, chunk->layers);
+        if (alike > 0)
+            add_context(sizes, (loom__context_type)type, (double)alike, &made);
+    }
     add_experts(sizes, (double)experts, &made);
     forward[LOOM__FLOW_PIPELINE] = chunk->loss ? 0 : loom__plan_message(sizes);
     backward[LOOM__FLOW_PIPELINE] = chunk->embedding ? 0 : loom__plan_message(sizes);

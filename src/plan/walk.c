@@ -68,7 +68,7 @@ static int row(walk *w, tape *t, int x) {
     return y;
 }
 
-static int residual(walk *w, tape *t, int x, int before, bool bias) {
+int loom__walk_residual(walk *w, tape *t, int x, int before, bool bias) {
     ready(w, x);
     if (before >= 0)
         ready(w, before);
@@ -158,33 +158,26 @@ static void replace(walk *w, int *x, int made) {
     *x = made;
 }
 
-static int dense_mlp(walk *w, tape *t, int x, int64_t width) {
-    const loom__plan_sizes *s = w->sizes;
-    bool bias = loom__model_biases(&s->model).mlp;
+int loom__walk_widen(walk *w, tape *t, int x, int64_t width) {
+    bool bias = loom__model_biases(&w->sizes->model).mlp;
     int at = column(w, t, x, gates(w) * width, false, KEPT);
-    replace(w, &at, loom__walk_activate(w, t, at, s->rows, width, bias));
-    replace(w, &at, row(w, t, at));
+    replace(w, &at, loom__walk_activate(w, t, at, w->sizes->rows, width, bias));
+    return at;
+}
+
+int loom__walk_narrow(walk *w, tape *t, int active) {
+    return row(w, t, active);
+}
+
+static int dense_mlp(walk *w, tape *t, int x, int64_t width) {
+    int at = loom__walk_widen(w, t, x, width);
+    replace(w, &at, loom__walk_narrow(w, t, at));
     return at;
 }
 
 static int experts(walk *w, tape *t, int x, bool expert_layer) {
-    int64_t width = w->sizes->model.moe.moe_shared_expert_intermediate_size / w->sizes->tp;
     (void)expert_layer;
-    int routed = loom__walk_routed(w, t, x);
-    if (width == 0)
-        return routed;
-    int shared = dense_mlp(w, t, x, width);
-    if (w->sizes->model.moe.moe_shared_expert_gate && loom__model_biases(&w->sizes->model).mlp)
-        replace(w, &shared, residual(w, t, shared, -1, true));
-    if (w->sizes->model.moe.moe_shared_expert_gate)
-        shared = loom__walk_gate(w, t, x, shared);
-    ready(w, routed);
-    ready(w, shared);
-    int y = make(w, PASSING, bytes_of(w, routed));
-    record(w, t, ADD, routed, shared, y, false);
-    drop(w, routed);
-    drop(w, shared);
-    return y;
+    return loom__walk_experts(w, t, x);
 }
 
 static int layer(walk *w, tape *t, int x, bool expert_layer) {
@@ -203,7 +196,7 @@ static int layer(walk *w, tape *t, int x, bool expert_layer) {
     else
         replace(w, &at, loom__walk_attention(w, t, at));
     replace(w, &at, row(w, t, at));
-    replace(w, &at, residual(w, t, at, x, biases.proj));
+    replace(w, &at, loom__walk_residual(w, t, at, x, biases.proj));
     int middle = hold(w, at);
     replace(w, &at, norm(w, t, at));
     if (!expert_layer)
@@ -213,7 +206,7 @@ static int layer(walk *w, tape *t, int x, bool expert_layer) {
     else
         replace(w, &at, experts(w, t, at, true));
     bool shared = model->moe.moe_shared_expert_intermediate_size > 0 && !model->moe.moe_shared_expert_gate;
-    replace(w, &at, residual(w, t, at, middle, biases.mlp && (!expert_layer || shared)));
+    replace(w, &at, loom__walk_residual(w, t, at, middle, biases.mlp && (!expert_layer || shared)));
     drop(w, middle);
     return at;
 }
@@ -239,7 +232,7 @@ static int embed(walk *w, tape *t) {
         replace(w, &at, placed);
     }
     if (model->hidden_dropout > 0)
-        replace(w, &at, residual(w, t, at, -1, false));
+        replace(w, &at, loom__walk_residual(w, t, at, -1, false));
     return at;
 }
 
@@ -374,11 +367,13 @@ static void input_half(walk *w, tape *t, node *n, int d_y) {
         give(w, t, n->inputs[0], made);
         break;
     case ROUTE:
+    case EXPERT_ROWS:
     case DISPATCH:
     case EXPERT_LINEAR:
+    case RETURN:
     case COMBINE:
     case GATE:
-        loom__walk_routed_backward(w, t, n);
+        loom__walk_routed_backward(w, t, n, d_y);
         break;
     case ADD:
         give(w, t, n->inputs[0], hold(w, d_y));
@@ -488,12 +483,13 @@ static void walk_chunk(
     ledger->weights = take_peak(w);
 }
 
-loom_status loom__plan_walk(const loom__plan_sizes *sizes, const loom_stage *chunk, int64_t dense, int64_t experts,
-    bool split, loom__plan_ledger *ledger) {
+loom_status loom__plan_walk(const loom__plan_sizes *sizes, const loom_stage *chunk, loom__context_type context,
+    int64_t dense, int64_t experts, bool split, loom__plan_ledger *ledger) {
     walk *w = calloc(1, sizeof *w);
     if (!w)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a plan's operations");
     w->sizes = sizes;
+    w->context = context;
     walk_chunk(w, chunk, dense, experts, split, ledger);
     bool overflow = w->overflow, failed = w->failed;
     free(w);

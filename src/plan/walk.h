@@ -25,8 +25,10 @@ typedef enum operation {
     ENTROPY,
     EXCHANGE, /* of heads for rows */
     ROUTE,
+    EXPERT_ROWS,
     DISPATCH,
     EXPERT_LINEAR,
+    RETURN,
     COMBINE,
     GATE, /* of a shared expert */
     ADD,
@@ -69,6 +71,7 @@ typedef struct tape {
 
 typedef struct walk {
     const loom__plan_sizes *sizes;
+    loom__context_type context; /* of all layers */
     piece pieces[TENSORS];
     tensor tensors[TENSORS];
     int made;              /* tensors; each has a piece or shares one */
@@ -262,15 +265,18 @@ static inline void give(walk *w, tape *t, int value, int gradient) {
 
 /* ---- the parts: a forward gives its output and leaves its input to the caller ---- */
 
+/* x with its bias, and `before` (-1: nothing) beside it. */
+int loom__walk_residual(walk *w, tape *t, int x, int before, bool bias);
 int loom__walk_activate(walk *w, tape *t, int x, int64_t rows, int64_t width, bool bias);
 /* qkv -> heads, wherever the rows of the sequence are. */
 int loom__walk_attention(walk *w, tape *t, int qkv);
-/* The router and its experts; without the shared one. */
-int loom__walk_routed(walk *w, tape *t, int x);
-/* The weighting of the shared one's output y; takes the hold of y. */
-int loom__walk_gate(walk *w, tape *t, int x, int y);
+/* The wide half of an MLP of that width, and the narrow one. */
+int loom__walk_widen(walk *w, tape *t, int x, int64_t width);
+int loom__walk_narrow(walk *w, tape *t, int active);
+/* The router and its experts, and beside them the shared one where there is one. */
+int loom__walk_experts(walk *w, tape *t, int x);
 /* The input halves of their operations. */
 void loom__walk_attention_backward(walk *w, tape *t, node *n, int d_y);
-void loom__walk_routed_backward(walk *w, tape *t, node *n);
+void loom__walk_routed_backward(walk *w, tape *t, node *n, int d_y);
 
 #endif

@@ -9,10 +9,8 @@ typedef struct ways {
 } ways;
 
 static ways ways_of(const walk *w) {
-    const loom__plan_sizes *s = w->sizes;
-    bool levels = loom__context_type_is(&s->model, "a2a+p2p"), heads = loom__context_type_is(&s->model, "a2a");
-    int64_t inner = levels ? s->model.parallel.hierarchical_context_parallel_sizes[0] : heads ? s->cp : 1;
-    return (ways){inner, s->cp / inner, loom__context_type_is(&s->model, "all_gather")};
+    int64_t inner = loom__plan_heads_exchanged_by(w->sizes, w->context);
+    return (ways){inner, w->sizes->cp / inner, w->context == LOOM__CONTEXT_ALL_GATHER};
 }
 
 /* Of keys and values as they travel. */

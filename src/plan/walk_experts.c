@@ -25,33 +25,43 @@ static void drop_sums(walk *w) {
     drop(w, make(w, PASSING, 4 * (w->sizes->own_rows + 1) * w->sizes->model.hidden_size));
 }
 
-/* The dispatcher that gathers has the rows of all expert ranks for the moment. */
-static void pass_all(walk *w) {
-    if (w->sizes->ep > 1 && loom__plan_gathers_experts(w->sizes))
-        drop(w, make(w, PASSING, row_bytes(w, own_rows(w) * w->sizes->ep)));
+/* What comes of the rows of all expert ranks; on the tape it stands for what was sent. The dispatcher that gathers has
+ * the rows of all for the moment, the other one what it sends until all has come. */
+static int exchange(walk *w, int rows) {
+    const loom__plan_sizes *s = w->sizes;
+    if (s->ep == 1)
+        return hold(w, rows);
+    ready(w, rows);
+    int moved = make(w, PASSING, row_bytes(w, own_rows(w)));
+    if (loom__plan_gathers_experts(s))
+        drop(w, make(w, PASSING, row_bytes(w, own_rows(w) * s->ep)));
+    else
+        w->tensors[moved].source = hold(w, rows);
+    w->tensors[moved].value = w->tensors[rows].value;
+    return moved;
 }
 
-/* This rank's rows to where their experts are. */
-static int to_experts(walk *w, int rows) {
+/* Between the order in which rows come and that of the experts, where they are two. */
+static int order(walk *w, int rows) {
     const loom__plan_sizes *s = w->sizes;
-    int received = s->ep > 1 ? make(w, PASSING, row_bytes(w, own_rows(w))) : hold(w, rows);
-    pass_all(w);
-    int all = s->etp > 1 ? make(w, PASSING, row_bytes(w, expert_rows(w))) : hold(w, received);
-    int ordered = make(w, PASSING, row_bytes(w, expert_rows(w)));
-    drop(w, received);
+    return s->model.moe.num_moe_experts == s->ep || s->ep * s->etp == 1
+               ? hold(w, rows)
+               : make(w, PASSING, row_bytes(w, expert_rows(w)));
+}
+
+static int gather_slices(walk *w, int received) {
+    ready(w, received);
+    int all = w->sizes->etp > 1 ? make(w, PASSING, row_bytes(w, expert_rows(w))) : hold(w, received);
+    int ordered = order(w, all);
     drop(w, all);
     return ordered;
 }
 
-static int from_experts(walk *w) {
-    const loom__plan_sizes *s = w->sizes;
-    int all = make(w, PASSING, row_bytes(w, expert_rows(w)));
-    int sum = s->etp > 1 ? make(w, PASSING, row_bytes(w, own_rows(w))) : hold(w, all);
-    int back = s->ep > 1 ? make(w, PASSING, row_bytes(w, own_rows(w))) : hold(w, sum);
-    pass_all(w);
+static int sum_slices(walk *w, int rows) {
+    int all = order(w, rows);
+    int sum = w->sizes->etp > 1 ? make(w, PASSING, row_bytes(w, own_rows(w))) : hold(w, all);
     drop(w, all);
-    drop(w, sum);
-    return back;
+    return sum;
 }
 
 static int route(walk *w, tape *t, int x) {
@@ -64,11 +74,16 @@ static int route(walk *w, tape *t, int x) {
     return probs;
 }
 
-static int dispatch(walk *w, tape *t, int x) {
+static int take_rows(walk *w, tape *t, int x) {
     ready(w, x);
-    int mine = make(w, PASSING, row_bytes(w, own_rows(w))), rows = to_experts(w, mine);
-    drop(w, mine);
-    record(w, t, DISPATCH, x, -1, rows, false);
+    int mine = make(w, PASSING, row_bytes(w, own_rows(w)));
+    record(w, t, EXPERT_ROWS, x, -1, mine, false);
+    return mine;
+}
+
+static int dispatch(walk *w, tape *t, int moved) {
+    int rows = gather_slices(w, moved);
+    record(w, t, DISPATCH, moved, -1, rows, false);
     return rows;
 }
 
@@ -81,35 +96,25 @@ static int expert_linear(walk *w, tape *t, int rows, int64_t width, bool bias) {
     return y;
 }
 
-static int combine(walk *w, tape *t, int rows, int probs) {
+static int send_back(walk *w, tape *t, int rows) {
     ready(w, rows);
-    int mine = from_experts(w), y = make(w, PASSING, own_hidden(w));
+    int sum = sum_slices(w, rows);
+    record(w, t, RETURN, rows, -1, sum, false);
+    return sum;
+}
+
+static int combine(walk *w, tape *t, int moved, int probs) {
+    ready(w, moved);
+    int y = make(w, PASSING, own_hidden(w));
     drop_sums(w);
-    node *n = record(w, t, COMBINE, rows, probs, y, false);
-    save(w, n, mine);
+    node *n = record(w, t, COMBINE, moved, probs, y, false);
+    save(w, n, moved);
     save(w, n, probs);
-    drop(w, mine);
     return y;
 }
 
-int loom__walk_routed(walk *w, tape *t, int x) {
-    const loom__plan_sizes *s = w->sizes;
-    int64_t f = s->model.moe.moe_ffn_hidden_size / s->etp;
-    bool bias = loom__model_biases(&s->model).mlp;
-    int probs = route(w, t, x), rows = dispatch(w, t, x);
-    int wide = expert_linear(w, t, rows, gates(w) * f, false);
-    int active = loom__walk_activate(w, t, wide, expert_rows(w), f, bias);
-    drop(w, wide);
-    int narrow = expert_linear(w, t, active, s->model.hidden_size, bias);
-    drop(w, active);
-    drop(w, rows);
-    int y = combine(w, t, narrow, probs);
-    drop(w, narrow);
-    drop(w, probs);
-    return y;
-}
-
-int loom__walk_gate(walk *w, tape *t, int x, int y) {
+/* The weighting of the shared one's output y; takes the hold of y. */
+static int gate(walk *w, tape *t, int x, int y) {
     ready(w, x);
     ready(w, y);
     int scores = make(w, PASSING, 4 * w->sizes->own_rows), out = make(w, PASSING, own_hidden(w));
@@ -120,6 +125,73 @@ int loom__walk_gate(walk *w, tape *t, int x, int y) {
     drop(w, scores);
     drop(w, y);
     return out;
+}
+
+static int finish_shared(walk *w, tape *t, int x, int active) {
+    int shared = loom__walk_narrow(w, t, active);
+    if (!w->sizes->model.moe.moe_shared_expert_gate)
+        return shared;
+    if (loom__model_biases(&w->sizes->model).mlp) {
+        int narrow = shared;
+        shared = loom__walk_residual(w, t, narrow, -1, true);
+        drop(w, narrow);
+    }
+    return gate(w, t, x, shared);
+}
+
+static int through_experts(walk *w, tape *t, int rows) {
+    const loom__plan_sizes *s = w->sizes;
+    int64_t f = s->model.moe.moe_ffn_hidden_size / s->etp;
+    bool bias = loom__model_biases(&s->model).mlp;
+    int wide = expert_linear(w, t, rows, gates(w) * f, false);
+    int active = loom__walk_activate(w, t, wide, expert_rows(w), f, bias);
+    drop(w, wide);
+    int narrow = expert_linear(w, t, active, s->model.hidden_size, bias);
+    drop(w, active);
+    return narrow;
+}
+
+/* width: of the shared expert where it is computed while rows travel, its output then in *shared; else 0. */
+static int routed(walk *w, tape *t, int x, int64_t width, int *shared) {
+    int probs = route(w, t, x), mine = take_rows(w, t, x), moved = exchange(w, mine), active = -1;
+    drop(w, mine);
+    if (width > 0)
+        active = loom__walk_widen(w, t, x, width);
+    int rows = dispatch(w, t, moved);
+    drop(w, moved);
+    int narrow = through_experts(w, t, rows);
+    drop(w, rows);
+    int sum = send_back(w, t, narrow);
+    moved = exchange(w, sum);
+    drop(w, sum);
+    if (width > 0)
+        *shared = finish_shared(w, t, x, active);
+    int y = combine(w, t, moved, probs);
+    drop(w, moved);
+    drop(w, narrow);
+    drop(w, active);
+    drop(w, probs);
+    return y;
+}
+
+int loom__walk_experts(walk *w, tape *t, int x) {
+    const loom_moe_config *moe = &w->sizes->model.moe;
+    int64_t width = moe->moe_shared_expert_intermediate_size / w->sizes->tp;
+    int shared = -1, of_routed = routed(w, t, x, moe->moe_shared_expert_overlap ? width : 0, &shared);
+    if (width == 0)
+        return of_routed;
+    if (shared < 0) {
+        int active = loom__walk_widen(w, t, x, width);
+        shared = finish_shared(w, t, x, active);
+        drop(w, active);
+    }
+    ready(w, of_routed);
+    ready(w, shared);
+    int y = make(w, PASSING, bytes_of(w, of_routed));
+    record(w, t, ADD, of_routed, shared, y, false);
+    drop(w, of_routed);
+    drop(w, shared);
+    return y;
 }
 
 static void gate_backward(walk *w, tape *t, node *n) {
@@ -143,26 +215,36 @@ static void route_backward(walk *w, tape *t, node *n) {
 }
 
 static void combine_backward(walk *w, tape *t, node *n) {
-    int scratch = make(w, PASSING, 4 * 3 * w->sizes->model.hidden_size), d_probs = make(w, PASSING, score_bytes(w));
-    int d_mine = make(w, PASSING, row_bytes(w, own_rows(w))), d_rows = to_experts(w, d_mine);
-    drop(w, scratch);
+    int d_probs = make(w, PASSING, score_bytes(w)), d_mine = make(w, PASSING, row_bytes(w, own_rows(w)));
+    drop(w, make(w, PASSING, 4 * 3 * w->sizes->model.hidden_size));
+    int d_sum = exchange(w, d_mine);
     drop(w, d_mine);
-    give(w, t, n->inputs[0], d_rows);
+    give(w, t, n->inputs[0], d_sum);
     give(w, t, n->inputs[1], d_probs);
 }
 
-void loom__walk_routed_backward(walk *w, tape *t, node *n) {
-    int mine, d_x;
+static void dispatch_backward(walk *w, tape *t, node *n, int d_rows) {
+    int sum = sum_slices(w, d_rows), back = exchange(w, sum);
+    drop(w, sum);
+    give(w, t, n->inputs[0], back);
+}
+
+void loom__walk_routed_backward(walk *w, tape *t, node *n, int d_y) {
+    int d_x;
     switch (n->op) {
     case ROUTE:
         route_backward(w, t, n);
         break;
-    case DISPATCH:
-        mine = from_experts(w);
+    case EXPERT_ROWS:
         d_x = make(w, PASSING, own_hidden(w));
         drop_sums(w);
-        drop(w, mine);
         give(w, t, n->inputs[0], d_x);
+        break;
+    case DISPATCH:
+        dispatch_backward(w, t, n, d_y);
+        break;
+    case RETURN:
+        give(w, t, n->inputs[0], gather_slices(w, d_y));
         break;
     case GATE:
         gate_backward(w, t, n);

@@ -121,6 +121,16 @@ void loom__model_config_complete_experts(
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "moe_shared_expert_gate: found true without moe_shared_expert_intermediate_size, the width of the expert "
             "that it weights: give that, or set the gate to false (qwen2_moe has it true)");
+    if (moe->moe_shared_expert_overlap && shared == 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "moe_shared_expert_overlap: found true without moe_shared_expert_intermediate_size, the width of the "
+            "expert that computes while rows travel: give that, or set it to false");
+    else if (moe->moe_shared_expert_overlap && moe->moe_token_dispatcher_type &&
+             strcmp(moe->moe_token_dispatcher_type, "alltoall") != 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "moe_token_dispatcher_type: found %s with moe_shared_expert_overlap, expected alltoall, whose rows travel "
+            "while the shared expert computes",
+            moe->moe_token_dispatcher_type);
     loom__moe_layer_freq_complete(&moe->moe_layer_freq, config->num_layers, faults);
     if (tp > 1 && !sequence_parallel)
         loom__faults_add(faults, LOOM_ERR_CONFIG,

@@ -73,8 +73,20 @@ loom_status loom__model_config_complete_planned(loom_model_config *config, int64
  * sequence_parallel: the tp tensor ranks of each share its rows. */
 loom_status loom__model_config_check_context(
     const loom_model_config *config, int64_t tp, int64_t cp, bool sequence_parallel);
-/* cp_comm_type is `type`; "p2p" where it is not set. */
-bool loom__context_type_is(const loom_model_config *config, const char *type);
+/* How the attention of one layer shares it: keys and values go round a ring, or are gathered, or heads are exchanged
+ * for rows, or heads within parts of the group and then keys and values round them. */
+typedef enum loom__context_type {
+    LOOM__CONTEXT_P2P,
+    LOOM__CONTEXT_ALL_GATHER,
+    LOOM__CONTEXT_A2A,
+    LOOM__CONTEXT_LEVELS, /* a2a+p2p */
+    LOOM__CONTEXT_TYPES
+} loom__context_type;
+/* As cp_comm_type says; a ring where it says nothing. */
+loom__context_type loom__context_type_of(const loom_model_config *config, int64_t layer);
+/* How many of the layers from first_layer on have the type. */
+int64_t loom__context_layers(
+    const loom_model_config *config, loom__context_type type, int64_t first_layer, int64_t layers);
 
 /* Whether the layer has experts in place of an MLP. */
 bool loom__layer_has_experts(const loom_model_config *config, int64_t layer);

@@ -273,7 +273,7 @@ static inline loom_status golden_model_create(loom_rank *rank, const golden_layo
     strategy.num_distributed_optimizer_instances = layout->instances ? layout->instances : 1;
     loom_model_config adjusted = *config;
     adjusted.recompute = layout->recompute;
-    adjusted.parallel.cp_comm_type = layout->cp_type ? layout->cp_type : "p2p";
+    adjusted.parallel.cp_comm_type[0] = layout->cp_type ? layout->cp_type : "p2p";
     if (layout->cp_type && strcmp(layout->cp_type, "a2a+p2p") == 0) {
         adjusted.parallel.hierarchical_context_parallel_sizes[0] = 2;
         adjusted.parallel.hierarchical_context_parallel_sizes[1] = layout->cp / 2;

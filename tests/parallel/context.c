@@ -13,6 +13,24 @@ static void keys_travel_in_four_ways(void **state) {
     ALL_EQUAL_ONE_RANK(cases);
 }
 
+/* Every stage has other layers, one of them perhaps none of a type that its neighbours have. */
+static void each_layer_may_have_its_own_way(void **state) {
+    (void)state;
+    const shared_case cases[] = {{.cp = 2, .types = {"p2p", "a2a", "all_gather", "p2p"}},
+        {.cp = 4, .types = {"a2a+p2p", "p2p", "a2a", "all_gather"}, .inner = 2},
+        {.cp = 4, .types = {"p2p", "a2a+p2p", "a2a+p2p", "a2a"}, .inner = 2, .groups = 4, .window = 9},
+        {.cp = 2, .types = {"p2p", "p2p", "a2a", "a2a"}, .documents = true, .micro = 2},
+        {.cp = 4, .types = {"a2a", "all_gather", "a2a+p2p", "p2p"}, .inner = 2, .documents = true, .learned = true},
+        {.cp = 2, .types = {"p2p", "a2a", "all_gather", "a2a"}, .pp = 2},
+        {.cp = 2, .types = {"p2p", "p2p", "a2a", "all_gather"}, .pp = 2, .vpp = 2, .dropout = 0.2},
+        {.cp = 4, .types = {"a2a+p2p", "p2p", "a2a", "all_gather"}, .inner = 2, .pp = 2, .vpp = 2, .full = true},
+        {.cp = 2, .types = {"all_gather", "a2a", "p2p", "a2a"}, .tp = 2, .sp = true, .selective = true},
+        {.ranks = 8, .cp = 4, .types = {"a2a+p2p", "p2p", "a2a", "all_gather"}, .inner = 2, .sharded = true},
+        {.cp = 2, .types = {"a2a", "p2p", "all_gather", "p2p"}, .precision = "bf16-mixed"},
+        {.cp = 2, .types = {"a2a", "p2p", "all_gather", "p2p"}, .pp = 4, .schedule = "zero-bubble"}};
+    ALL_EQUAL_ONE_RANK(cases);
+}
+
 static void what_hides_a_key_hides_it_on_any_rank(void **state) {
     (void)state;
     const shared_case cases[] = {{.cp = 3, .window = 5}, {.cp = 2, .window = 7, .type = "all_gather"},
@@ -72,6 +90,18 @@ static void what_cannot_be_shared_is_refused_with_its_numbers(void **state) {
     expect_refusal((shared_case){.cp = 4, .type = "a2a", .groups = 2}, "the 12 heads and 2 query groups");
     expect_refusal((shared_case){.cp = 4, .type = "a2a+p2p"}, "product is context_parallel_size 4: found null");
     expect_refusal((shared_case){.cp = 4, .type = "a2a+p2p", .inner = 3}, "found [3, 1]");
+    expect_refusal((shared_case){.cp = 4, .types = {"p2p", "a2a"}},
+        "cp_comm_type: found a list of 2, expected one for each of num_layers 4 or one for all");
+    expect_refusal((shared_case){.cp = 1, .types = {"p2p", "a2a", "p2p"}}, "cp_comm_type: found a list of 3");
+    expect_refusal((shared_case){.cp = 4, .types = {"a2a", "p2p", "a2a", "a2a"}, .groups = 2},
+        "cp_comm_type a2a of layers 0, 2 to 3: 4 context ranks cannot share the 12 heads and 2 query groups");
+    expect_refusal((shared_case){.cp = 4, .types = {"p2p", "a2a+p2p", "p2p", "p2p"}},
+        "cp_comm_type a2a+p2p of layer 1 needs hierarchical_context_parallel_sizes of two levels");
+    expect_refusal(
+        (shared_case){.cp = 8, .types = {"p2p", "a2a", "a2a+p2p", "p2p"}, .inner = 8, .groups = 4, .length = 64},
+        "cp_comm_type a2a+p2p of layer 2: 8 context ranks cannot share the 12 heads and 4 query groups");
+    expect_refusal((shared_case){.cp = 2, .types = {"p2p", "ring", "p2p", "p2p"}},
+        "found [p2p, ring, p2p, p2p], expected one of p2p, all_gather, a2a, a2a+p2p, or a list of at most 512 of them");
     expect_refusal((shared_case){.cp = 2, .type = "ring"}, "found ring, expected one of p2p, all_gather, a2a, a2a+p2p");
 }
 
@@ -81,6 +111,7 @@ static void the_same_holds_on_mpi_ranks(void **state) {
         {.cp = 2, .type = "a2a", .documents = true}, {.cp = 3, .dropout = 0.2},
         {.cp = 3, .type = "a2a", .precision = "bf16-mixed"}, {.cp = 4},
         {.cp = 4, .type = "a2a+p2p", .inner = 2, .documents = true}, {.cp = 2, .pp = 2},
+        {.cp = 4, .types = {"a2a+p2p", "p2p", "a2a", "all_gather"}, .inner = 2},
         {.cp = 2, .tp = 2, .sp = true, .sharded = true}};
     ALL_EQUAL_ONE_RANK_ON_MPI(cases);
 }
@@ -89,6 +120,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest on_mpi[] = {cmocka_unit_test(the_same_holds_on_mpi_ranks)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_travel_in_four_ways),
+        cmocka_unit_test(each_layer_may_have_its_own_way),
         cmocka_unit_test(what_hides_a_key_hides_it_on_any_rank),
         cmocka_unit_test(other_parallelism_goes_along),
         cmocka_unit_test(memory_falls_with_the_number_of_context_ranks),

@@ -12,9 +12,9 @@
 
 enum { RANKS = 3, GOES = 2, ROWS = 8, HEADS = 2, WIDTH = 16, EXPERTS = 6, H = 32, LIMIT = 30 };
 
-typedef enum place { IN_RING, IN_RING_BACKWARD, IN_EXPERTS, IN_EXPERTS_BACKWARD, PLACES } place;
+typedef enum place { IN_RING, IN_RING_BACKWARD, IN_EXPERTS_START, IN_EXPERTS, IN_EXPERTS_BACKWARD, PLACES } place;
 
-static const char *const names[PLACES] = {"ring", "ring-backward", "experts", "experts-backward"};
+static const char *const names[PLACES] = {"ring", "ring-backward", "experts-start", "experts", "experts-backward"};
 
 typedef struct scene {
     place place;
@@ -72,6 +72,19 @@ static loom_status through_ring(loom_rank *rank, loom_tape *tape, loom_comm *gro
 
 /* ---- experts ---- */
 
+static loom_status come_back(
+    loom_tape *tape, loom__routed *routed, loom_tensor *rows, loom_tensor *probs, loom_tensor **y) {
+    loom_tensor *sum = NULL, *moved = NULL;
+    loom_status status = loom__expert_return(tape, rows, routed, &sum);
+    if (!status)
+        status = loom__expert_exchange_start(tape, routed, false, sum, &moved);
+    if (!status)
+        status = loom__expert_combine(tape, moved, probs, routed, ROWS, 1, y);
+    loom_tensor_release(sum);
+    loom_tensor_release(moved);
+    return status;
+}
+
 static loom_status through_experts(loom_rank *rank, loom_tape *tape, loom_comm *group, const scene *s, loom_tensor *x) {
     float weight[EXPERTS * H];
     loom_parameter router = {.name = "router", .dims = 2, .shape = {EXPERTS, H}, .data = weight};
@@ -79,15 +92,23 @@ static loom_status through_experts(loom_rank *rank, loom_tape *tape, loom_comm *
         .router = {.experts = EXPERTS, .topk = 2}, .groups = {.ep = group, .all = group}, .training = true};
     bool goes = loom_rank_index(rank) == GOES;
     loom__routed *routed = NULL;
-    loom_tensor *probs = NULL, *rows = NULL, *y = NULL, *d_y = NULL;
+    loom_tensor *probs = NULL, *mine = NULL, *moved = NULL, *rows = NULL, *y = NULL, *d_y = NULL;
     for (int i = 0; i < EXPERTS * H; i++)
         weight[i] = (float)(i * 5 % 17) / 17.0f - 0.5f;
     loom_status status = loom__route_tokens(tape, x, &router, NULL, &options, &probs, &routed);
     if (!status)
-        status = loom__expert_dispatch(tape, x, routed, &rows);
+        status = loom__expert_rows(tape, x, routed, &mine);
     if (!status)
-        status =
-            goes && s->place == IN_EXPERTS ? go(rank, s) : loom__expert_combine(tape, rows, probs, routed, ROWS, 1, &y);
+        status = loom__expert_exchange_start(tape, routed, true, mine, &moved);
+    /* The rows of the others are under way. */
+    if (!status && goes && s->place == IN_EXPERTS_START)
+        status = go(rank, s);
+    if (!status)
+        status = loom__expert_dispatch(tape, moved, routed, &rows);
+    if (!status && goes && s->place == IN_EXPERTS)
+        status = go(rank, s);
+    if (!status)
+        status = come_back(tape, routed, rows, probs, &y);
     if (!status)
         status = loom_tensor_create(rank, LOOM_F32, 3, y->shape, &d_y);
     if (!status) {
@@ -95,6 +116,8 @@ static loom_status through_experts(loom_rank *rank, loom_tape *tape, loom_comm *
         status = goes ? go(rank, s) : loom_tape_backward(tape, y, d_y);
     }
     loom_tensor_release(probs);
+    loom_tensor_release(mine);
+    loom_tensor_release(moved);
     loom_tensor_release(rows);
     loom_tensor_release(y);
     loom_tensor_release(d_y);
@@ -144,6 +167,7 @@ static void threads_come_back_from_a_ring(void **state) {
 
 static void threads_come_back_from_experts(void **state) {
     (void)state;
+    on_threads(IN_EXPERTS_START);
     on_threads(IN_EXPERTS);
     on_threads(IN_EXPERTS_BACKWARD);
 }

@@ -164,7 +164,7 @@ static loom_model_config model_of(const scene *s) {
     config.vocab_size = VOCABULARY;
     config.make_vocab_size_divisible_by = 2;
     if (s->cp_comm_type)
-        config.parallel.cp_comm_type = s->cp_comm_type;
+        config.parallel.cp_comm_type[0] = s->cp_comm_type;
     if (s->ep == 0)
         return config;
     config.moe.num_moe_experts = 4;

@@ -1,4 +1,4 @@
-/* The plan's memory against what runs allocate: for some thirty layouts each rank's buffers of weights, gradients and
+/* The plan's memory against what runs allocate: for some forty layouts each rank's buffers of weights, gradients and
  * optimizer state, and the high-water mark of its allocator, within 5 % of what the plan says of its stage; where one
  * stage has the whole model, what waits for a backward, too. */
 #include "ddp/ddp.h"
@@ -45,6 +45,15 @@ static const planned_case cases[] = {
     {"context, ring", {"ranks=2", "strategy.context_parallel_size=2"}},
     {"context, gathered, bf16",
         {"ranks=2", "strategy.context_parallel_size=2", "model.cp_comm_type=all_gather", "precision=bf16-mixed"}},
+    {"context, a way of each layer", {"ranks=4", "strategy.context_parallel_size=4", "model.num_layers=6",
+                                         "model.cp_comm_type=[p2p, a2a, all_gather, p2p, a2a+p2p, a2a]",
+                                         "model.hierarchical_context_parallel_sizes=[2, 2]"}},
+    {"context, a way of each layer, gathers first, in halves",
+        {"ranks=4", "strategy.context_parallel_size=2", "strategy.pipeline_model_parallel_size=2", "model.num_layers=6",
+            "schedule=zero-bubble", "model.cp_comm_type=[all_gather, a2a, a2a, p2p, all_gather, a2a]"}},
+    {"context, the worst moment in an early layer",
+        {"ranks=8", "strategy.context_parallel_size=8", "model.num_layers=2", "model.num_query_groups=8",
+            "model.vocab_size=64", "model.cp_comm_type=[all_gather, p2p]"}},
     {"context, by heads", {"ranks=2", "strategy.context_parallel_size=2", "model.cp_comm_type=a2a"}},
     {"context, ring, bf16, selective recomputation",
         {"ranks=2", "strategy.context_parallel_size=2", "precision=bf16-mixed", "model.recompute=selective"}},
@@ -65,6 +74,15 @@ static const planned_case cases[] = {
         {"ranks=2", EXPERTS, "strategy.tensor_model_parallel_size=2", "strategy.sequence_parallel=true",
             "model.moe_layer_freq=([0]*1+[1]*2+[0])*2", "model.moe_shared_expert_intermediate_size=352",
             "model.moe_shared_expert_gate=true"}},
+    {"a gated shared expert under the messages",
+        {"ranks=4", EXPERTS, "strategy.tensor_model_parallel_size=2", "strategy.sequence_parallel=true",
+            "strategy.expert_model_parallel_size=2", "model.moe_shared_expert_intermediate_size=352",
+            "model.moe_shared_expert_gate=true", "model.moe_token_dispatcher_type=alltoall",
+            "model.moe_shared_expert_overlap=true", "model.num_layers=2", "model.vocab_size=64"}},
+    {"a shared expert under the messages, recomputed, in bf16",
+        {"ranks=4", EXPERTS, "strategy.expert_model_parallel_size=4", "model.moe_shared_expert_intermediate_size=704",
+            "model.moe_token_dispatcher_type=alltoall", "model.moe_shared_expert_overlap=true", "model.num_layers=1",
+            "model.vocab_size=64", "model.recompute=full", "precision=bf16-mixed"}},
     {"a gated shared expert in bf16",
         {"ranks=2", EXPERTS, "strategy.expert_model_parallel_size=2", "precision=bf16-mixed",
             "model.moe_shared_expert_intermediate_size=352", "model.moe_shared_expert_gate=true"}},

@@ -13,14 +13,14 @@
 #include <string.h>
 
 enum { STEPS = 4, S = 24, VOCABULARY = 31, BATCH = 4, TEXT = 160 };
-/* Of at most 12 experts, and of each the biases of two layers. */
-enum { LAYERS = 4, WIDTH = 48, ROUTERS = LAYERS * 12 * 3 * WIDTH };
+enum { LAYERS = 4, WIDTH = 48, KEPT = LAYERS * 3 * WIDTH * WIDTH };
 
 typedef struct shared_case {
     int ranks, cp, tp, pp, vpp;
-    const char *type; /* cp_comm_type; NULL = p2p */
-    int64_t inner;    /* ranks of the inner level of a2a+p2p */
-    int64_t groups;   /* query groups; 0 = all 12 heads */
+    const char *type;          /* cp_comm_type; NULL = p2p */
+    const char *types[LAYERS]; /* one of each layer, in its place */
+    int64_t inner;             /* ranks of the inner level of a2a+p2p */
+    int64_t groups;            /* query groups; 0 = all 12 heads */
     int64_t window;
     bool mean_of_each; /* the loss is the mean over microbatches of their means, not over the tokens */
     bool documents, sp, sharded, learned, average, selective, full; /* selective, full: recomputation */
@@ -28,7 +28,7 @@ typedef struct shared_case {
     /* Of experts: 0 of them = a dense model. ep ranks share them, etp ranks share each (0 = tp). */
     int experts, topk, ep, etp, freq, shared_width;
     const char *layers; /* "0110": which have experts */
-    bool shared_gate, extended;
+    bool shared_gate, shared_overlap, extended;
     const char *dispatcher, *balance, *score, *schedule;
     const char *balances[LOOM_MOE_BALANCES]; /* several at once, in place of balance and coefficient */
     double coefficients[LOOM_MOE_BALANCES];
@@ -47,8 +47,10 @@ typedef struct shared_case {
 
 typedef struct shared_result {
     double loss[STEPS], norm[STEPS], evaluated;
-    float router[ROUTERS]; /* gradients of the routers, and of biases of experts, in the first step */
-    int64_t router_count;
+    /* Gradients of the first step: of the routers and of biases of experts, or, where layers share a sequence each in
+     * its own way, of qkv. */
+    float kept[KEPT];
+    int64_t kept_count;
     double slope; /* of the loss of the first step as bias_step grows from 0, from the gradients */
     size_t high_water;
 } shared_result;
@@ -60,8 +62,11 @@ typedef struct shared_job {
 
 static inline const char *name_of(const shared_case *c, char text[TEXT]) {
     snprintf(text, TEXT, "%d ranks, cp %d %s tp %d%s pp %d groups %lld window %lld%s dropout %g%s%s", c->ranks, c->cp,
-        c->type ? c->type : "p2p", c->tp, c->sp ? " sp" : "", c->pp, (long long)c->groups, (long long)c->window,
-        c->documents ? " documents" : "", c->dropout, c->sharded ? " sharded" : "", c->precision ? c->precision : "");
+        c->types[0] ? "mixed"
+        : c->type   ? c->type
+                    : "p2p",
+        c->tp, c->sp ? " sp" : "", c->pp, (long long)c->groups, (long long)c->window, c->documents ? " documents" : "",
+        c->dropout, c->sharded ? " sharded" : "", c->precision ? c->precision : "");
     if (c->experts)
         snprintf(text + strlen(text), TEXT - strlen(text), " %d experts ep %d etp %d %s%s", c->experts, c->ep, c->etp,
             c->dispatcher ? c->dispatcher : "", c->biases || c->mlp_biases ? " biases" : "");
@@ -111,6 +116,7 @@ static inline void set_experts(const shared_case *c, loom_model_config *config) 
         moe->moe_layer_freq.list[moe->moe_layer_freq.length++] = *layer == '1';
     moe->moe_shared_expert_intermediate_size = c->shared_width;
     moe->moe_shared_expert_gate = c->shared_gate;
+    moe->moe_shared_expert_overlap = c->shared_overlap;
     if (c->dispatcher)
         moe->moe_token_dispatcher_type = c->dispatcher;
     if (c->balance)
@@ -155,7 +161,9 @@ static inline loom_model_config model_of(const shared_case *c) {
     config.hidden_dropout = config.attention_dropout = c->dropout;
     config.recompute = c->full ? LOOM_RECOMPUTE_FULL : c->selective ? LOOM_RECOMPUTE_SELECTIVE : LOOM_RECOMPUTE_NONE;
     if (c->type)
-        config.parallel.cp_comm_type = c->type;
+        config.parallel.cp_comm_type[0] = c->type;
+    for (int layer = 0; layer < LAYERS && c->types[layer]; layer++)
+        config.parallel.cp_comm_type[layer] = c->types[layer];
     if (c->experts)
         set_experts(c, &config);
     if (c->inner) {
@@ -249,21 +257,31 @@ static inline loom_status keep_slope(
     return LOOM_OK;
 }
 
-typedef struct shared_keeper {
+static inline bool keeps(const shared_case *c) {
+    return c->experts > 0 || c->types[0];
+}
+
+static inline bool is_kept(const shared_case *c, const char *name) {
+    if (c->experts)
+        return strstr(name, "router") || (strstr(name, "experts") && strstr(name, ".bias"));
+    return c->types[0] && strstr(name, "linear_qkv.weight");
+}
+
+typedef struct keeping {
     const shared_case *c;
     shared_result *result;
-} shared_keeper;
+} keeping;
 
-static inline loom_status keep_router(
-    void *context, const char *name, int dims, const int64_t *shape, const float *values) {
-    shared_result *result = ((shared_keeper *)context)->result;
-    if (!strstr(name, "router") && !(strstr(name, "experts") && strstr(name, ".bias")))
+static inline loom_status keep(void *context, const char *name, int dims, const int64_t *shape, const float *values) {
+    const keeping *k = context;
+    shared_result *result = k->result;
+    if (!is_kept(k->c, name))
         return LOOM_OK;
     int64_t count = shape[0] * (dims == 2 ? shape[1] : 1);
-    CHECK(result->router_count + count <= ROUTERS, "%s does not fit", name);
-    memcpy(result->router + result->router_count, values, (size_t)count * sizeof *values);
-    result->router_count += count;
-    return keep_slope(((shared_keeper *)context)->c, name, count, values, &result->slope);
+    CHECK(result->kept_count + count <= KEPT, "%s does not fit", name);
+    memcpy(result->kept + result->kept_count, values, (size_t)count * sizeof *values);
+    result->kept_count += count;
+    return keep_slope(k->c, name, count, values, &result->slope);
 }
 
 static inline loom_status train(const shared_case *c, loom_fabric *fabric, loom_parallel *parallel,
@@ -275,8 +293,8 @@ static inline loom_status train(const shared_case *c, loom_fabric *fabric, loom_
     for (int step = 0; !status && step < STEPS; step++) {
         loom_optimizer_outcome outcome;
         status = loom_parallel_training_step(parallel, batches, &result->loss[step]);
-        if (!status && step == 0 && loom_parallel_model_config(parallel)->moe.num_moe_experts > 0)
-            status = loom_gpt_visit(parallel, true, keep_router, &(shared_keeper){c, result});
+        if (!status && step == 0 && keeps(c))
+            status = loom_gpt_visit(parallel, true, keep, &(keeping){c, result});
         if (!status)
             status = loom_optimizer_step(optimizer, &outcome);
         if (!status)
@@ -362,21 +380,20 @@ static inline loom_status near(
 }
 
 /* Of what is in 16 bits a rounding can send a token to another expert. */
-static inline loom_status compare_routers(
+static inline loom_status compare_kept(
     const char *name, const shared_case *c, const shared_result *found, const shared_result *wanted) {
     double off = 0, all = 0;
     if (c->precision)
         return LOOM_OK;
-    CHECK(found->router_count == wanted->router_count && (found->router_count > 0) == (c->experts > 0),
-        "%s: %lld gradients of routers, one rank has %lld", name, (long long)found->router_count,
-        (long long)wanted->router_count);
-    for (int64_t i = 0; i < wanted->router_count; i++) {
-        double a = (double)found->router[i], b = (double)wanted->router[i];
+    CHECK(found->kept_count == wanted->kept_count && (found->kept_count > 0) == keeps(c),
+        "%s: %lld gradients kept, one rank has %lld", name, (long long)found->kept_count,
+        (long long)wanted->kept_count);
+    for (int64_t i = 0; i < wanted->kept_count; i++) {
+        double a = (double)found->kept[i], b = (double)wanted->kept[i];
         off += (a - b) * (a - b);
         all += b * b;
     }
-    CHECK(sqrt(off) <= 1e-5 * sqrt(all), "%s: the gradients of the routers are off by %g, of %g", name, sqrt(off),
-        sqrt(all));
+    CHECK(sqrt(off) <= 1e-5 * sqrt(all), "%s: the gradients kept are off by %g, of %g", name, sqrt(off), sqrt(all));
     return LOOM_OK;
 }
 
@@ -388,7 +405,7 @@ static inline loom_status compare(const shared_case *c, const shared_result *fou
         LOOM_TRY(near(name, "loss", step, found->loss[step], wanted->loss[step], loss));
         LOOM_TRY(near(name, "norm", step, found->norm[step], wanted->norm[step], norm));
     }
-    LOOM_TRY(compare_routers(name, c, found, wanted));
+    LOOM_TRY(compare_kept(name, c, found, wanted));
     return near(name, "evaluation loss", STEPS, found->evaluated, wanted->evaluated, loss);
 }
 

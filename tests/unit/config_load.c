@@ -413,6 +413,44 @@ static void balance_fails(const char *types, const char *coefficients, const cha
     loom_run_config_destroy(config);
 }
 
+static void context_types_give(const char *types, int64_t layers, loom_status wanted, const char *text) {
+    char first[128], second[64], line[160], *printed = NULL;
+    size_t bytes;
+    snprintf(first, sizeof first, "model.cp_comm_type=%s", types);
+    snprintf(second, sizeof second, "model.num_layers=%lld", (long long)layers);
+    const char *const overrides[] = {first, second};
+    loom_run_config *config = load_with(sound, overrides, 2), *again = NULL;
+    assert_int_equal(loom_run_config_check(config, 1), wanted);
+    if (wanted) {
+        assert_non_null(strstr(loom_error_message(), text));
+        loom_run_config_destroy(config);
+        return;
+    }
+    FILE *to = open_memstream(&printed, &bytes);
+    assert_int_equal(loom_run_config_print(config, write_to, to), LOOM_OK);
+    fclose(to);
+    snprintf(line, sizeof line, "\n  cp_comm_type: %s\n", text);
+    assert_non_null(strstr(printed, line));
+    assert_int_equal(loom_run_config_from_text("printed", printed, strlen(printed), NULL, 0, &again), LOOM_OK);
+    for (int64_t i = 0; i < LOOM_CONTEXT_LAYERS_MAX; i++) {
+        const char *before = config->model.config.parallel.cp_comm_type[i];
+        const char *after = again->model.config.parallel.cp_comm_type[i];
+        assert_true(before ? after && strcmp(before, after) == 0 : !after);
+    }
+    free(printed);
+    loom_run_config_destroy(config);
+    loom_run_config_destroy(again);
+}
+
+TEST(context_ranks_share_a_sequence_in_one_way_or_one_of_each_layer) {
+    (void)state;
+    context_types_give("a2a+p2p", 2, LOOM_OK, "a2a+p2p");
+    context_types_give("[a2a]", 2, LOOM_OK, "a2a");
+    context_types_give("[p2p, a2a+p2p, all_gather]", 3, LOOM_OK, "[p2p, a2a+p2p, all_gather]");
+    context_types_give("[p2p, p2p]", 3, LOOM_ERR_CONFIG,
+        "cp_comm_type: found a list of 2, expected one for each of num_layers 3 or one for all");
+}
+
 TEST(balance_losses_stand_alone_or_in_a_list_with_as_many_coefficients) {
     (void)state;
     balance_gives("global_aux_loss", "0.25", NULL);
@@ -559,8 +597,7 @@ TEST(structs_made_in_code_are_checked_in_the_same_words) {
     assert_int_equal(loom_precision_config_check(&precision), LOOM_ERR_UNSUPPORTED);
     loom_model_config model = loom_model_config_default("llama");
     assert_int_equal(loom_model_config_check(&model), LOOM_OK);
-    model.moe.num_moe_experts = 4;
-    model.moe.moe_shared_expert_overlap = true;
+    model.architecture = "t5";
     assert_int_equal(loom_model_config_check(&model), LOOM_ERR_UNSUPPORTED);
 }
 
@@ -668,6 +705,7 @@ int main(void) {
         cmocka_unit_test(data_that_would_fail_when_opened_is_refused_before),
         cmocka_unit_test(blends_have_weights_or_none),
         cmocka_unit_test(balance_losses_stand_alone_or_in_a_list_with_as_many_coefficients),
+        cmocka_unit_test(context_ranks_share_a_sequence_in_one_way_or_one_of_each_layer),
         cmocka_unit_test(every_size_of_a_rampup_is_checked_before_the_run),
         cmocka_unit_test(an_architecture_that_is_not_built_is_named_once),
         cmocka_unit_test(the_best_checkpoints_need_a_validation_at_each),

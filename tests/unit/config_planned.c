@@ -260,15 +260,13 @@ static void what_is_not_built_is_told_and_no_fault(void **state) {
 
 static void a_model_with_parts_that_are_not_built_is_completed(void **state) {
     static const char *const fields[FIELDS] = {"ranks=2", "model.num_moe_experts=4",
-        "model.moe_shared_expert_overlap=true", "model.add_bias_linear=true", "strategy.context_parallel_size=2",
-        "model.cp_comm_type=a2a"};
+        "model.moe_token_dispatcher_type=flex", "strategy.context_parallel_size=2", "model.cp_comm_type=a2a"};
     loom_run_config *config = NULL;
     char *not_built = NULL;
     (void)state;
     assert_int_equal(load(fields, &config, &not_built), LOOM_OK);
     assert_string_equal(not_built,
-        "not supported yet: model.moe_shared_expert_overlap=true (the shared expert under the messages); only false "
-        "works\n"
+        "not supported yet: moe_token_dispatcher_type flex; what works: alltoall, allgather\n"
         "not supported yet: Hugging Face files of a llama model with experts (export=false trains without writing it)");
     free(not_built);
     loom_run_config_destroy(config);

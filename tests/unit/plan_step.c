@@ -374,6 +374,67 @@ static void a_search_asks_what_a_run_is_asked(void **state) {
     }
 }
 
+/* Eight context ranks on two nodes, heads exchanged within nodes where there are levels. */
+static void ways_of_context_ranks_move_the_sum_of_their_layers(void **state) {
+    static const char *const ways[] = {"p2p", "all_gather", "a2a", "a2a+p2p"};
+    const char *levels = "model.hierarchical_context_parallel_sizes=[4, 2]", *cp = "strategy.context_parallel_size=8";
+    double rank = 0, inside = 0, across = 0, seconds = 0, by_heads = 0;
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        char way[64];
+        snprintf(way, sizeof way, "model.cp_comm_type=%s", ways[i]);
+        planned p = PLAN(8, cp, levels, way);
+        const loom_plan_traffic *t = &p.plan->traffic[LOOM_PLAN_CONTEXT];
+        assert_true(t->inside > 0 && t->across > 0);
+        /* Of four ranks three quarters go to others, of eight seven eighths. */
+        assert_true(i < 3 || near(t->inside / (3.0 / 4), by_heads / (7.0 / 8), 1e-9));
+        by_heads = i == 2 ? t->inside + t->across : by_heads;
+        rank += t->rank / 4;
+        inside += t->inside / 4;
+        across += t->across / 4;
+        seconds += p.plan->exposed_seconds[LOOM_PLAN_CONTEXT] / 4;
+        forget(&p);
+    }
+    planned p =
+        PLAN(8, cp, levels, "model.cp_comm_type=[p2p, all_gather, a2a, a2a+p2p, a2a+p2p, a2a, all_gather, p2p]");
+    const loom_plan_traffic *t = &p.plan->traffic[LOOM_PLAN_CONTEXT];
+    assert_true(near(t->rank, rank, 1e-9) && near(t->inside, inside, 1e-9) && near(t->across, across, 1e-9));
+    assert_true(near(p.plan->exposed_seconds[LOOM_PLAN_CONTEXT], seconds, 1e-9));
+    forget(&p);
+}
+
+#define SHARING                                                                                                        \
+    "model.num_moe_experts=8", "strategy.expert_model_parallel_size=8", "model.moe_token_dispatcher_type=alltoall",    \
+        "data.global_batch_size=16"
+
+static double expert_seconds(const char *width, const char *overlap, const char *schedule, double *bytes) {
+    planned p = PLAN(8, SHARING, width, overlap, schedule);
+    double seconds = p.plan->exposed_seconds[LOOM_PLAN_EXPERT];
+    *bytes = p.plan->traffic[LOOM_PLAN_EXPERT].rank;
+    forget(&p);
+    return seconds;
+}
+
+/* What is hidden is no more than the shared expert computes, and no more than there is; bytes are the same. */
+static void exchanges_pass_under_a_shared_expert(void **state) {
+    static const char *const widths[] = {"model.moe_shared_expert_intermediate_size=8",
+        "model.moe_shared_expert_intermediate_size=16", "model.moe_shared_expert_intermediate_size=1048576"};
+    const char *plain = "schedule=1f1b", *off = "model.moe_shared_expert_overlap=false";
+    const char *on = "model.moe_shared_expert_overlap=true";
+    double whole[3], rest[3], bytes[6];
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        whole[i] = expert_seconds(widths[i], off, plain, &bytes[2 * i]);
+        rest[i] = expert_seconds(widths[i], on, plain, &bytes[2 * i + 1]);
+        assert_true(bytes[2 * i] == bytes[2 * i + 1] && whole[i] > 0);
+    }
+    assert_true(rest[0] > 0 && near(whole[1] - rest[1], 2 * (whole[0] - rest[0]), 1e-6));
+    assert_true(fabs(rest[2]) < 1e-9 * whole[2]);
+    /* A backward in two halves has the input's alone to compute then: two of three parts are left. */
+    double halves = expert_seconds(widths[0], on, "schedule=zero-bubble", &bytes[0]);
+    assert_true(near(whole[0] - halves, (whole[0] - rest[0]) * 2 / 3, 1e-6));
+}
+
 static void sizes_beyond_all_numbers_are_refused(void **state) {
     static const char *const extremes[] = {"data.micro_batch_size=9007199254740992",
         "model.moe_ffn_hidden_size=9007199254740992", "model.moe_router_topk=9007199254740992",
@@ -420,6 +481,8 @@ int main(void) {
         cmocka_unit_test(experts_are_shared_out_over_their_ranks),
         cmocka_unit_test(context_ranks_share_a_sequence),
         cmocka_unit_test(what_binds_is_named),
+        cmocka_unit_test(ways_of_context_ranks_move_the_sum_of_their_layers),
+        cmocka_unit_test(exchanges_pass_under_a_shared_expert),
         cmocka_unit_test(sizes_beyond_all_numbers_are_refused),
         cmocka_unit_test(a_search_gives_what_fits_fastest_first_and_why_others_fall),
         cmocka_unit_test(a_search_finds_all_that_fit_and_nothing_else),

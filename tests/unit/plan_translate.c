@@ -79,6 +79,34 @@ static void options_of_several_values_give_lists(void **state) {
     expect(&t, "model.moe_router_load_balancing_type", "none");
     expect(&t, "model.moe_aux_loss_coeff", "0");
     loom_plan_translation_free(&t);
+    t = translated(loom_plan_translate_megatron,
+        "--cp-comm-type p2p a2a+p2p all_gather a2a --hierarchical-context-parallel-sizes 2 4");
+    expect(&t, "model.cp_comm_type", "[p2p, a2a+p2p, all_gather, a2a]");
+    expect(&t, "model.hierarchical_context_parallel_sizes", "[2, 4]");
+    loom_plan_translation_free(&t);
+    t = translated(loom_plan_translate_megatron, "--cp-comm-type a2a");
+    expect(&t, "model.cp_comm_type", "a2a");
+    loom_plan_translation_free(&t);
+}
+
+/* A list may be as long as a model is deep. */
+static void a_way_of_each_layer_is_translated_whole(void **state) {
+    (void)state;
+    enum { DEPTH = 300, BYTES = DEPTH * 12 + 64 };
+    static const char *const readers[] = {"--cp-comm-type", "model: {cp_comm_type: ["};
+    for (int nemo = 0; nemo < 2; nemo++) {
+        char text[BYTES] = "", wanted[BYTES] = "[";
+        strcpy(text, readers[nemo]);
+        for (int layer = 0; layer < DEPTH; layer++) {
+            snprintf(text + strlen(text), BYTES - strlen(text), "%sall_gather", nemo && layer ? ", " : " ");
+            snprintf(wanted + strlen(wanted), BYTES - strlen(wanted), "%sall_gather", layer ? ", " : "");
+        }
+        strcat(text, nemo ? "]}" : "");
+        strcat(wanted, "]");
+        loom_plan_translation t = translated(nemo ? loom_plan_translate_nemo : loom_plan_translate_megatron, text);
+        expect(&t, "model.cp_comm_type", wanted);
+        loom_plan_translation_free(&t);
+    }
 }
 
 static void the_translation_of_a_command_line_is_planned(void **state) {
@@ -321,6 +349,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_command_line_of_megatron_gives_the_fields_of_a_run_file),
         cmocka_unit_test(options_of_several_values_give_lists),
+        cmocka_unit_test(a_way_of_each_layer_is_translated_whole),
         cmocka_unit_test(the_translation_of_a_command_line_is_planned),
         cmocka_unit_test(what_a_shell_would_expand_is_listed),
         cmocka_unit_test(words_are_cut_as_a_shell_does),
