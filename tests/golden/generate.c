@@ -175,14 +175,14 @@ static loom_status without_cache(
     return status;
 }
 
-/* Without the cache the sequence has every length, which sequence parallelism does not divide. Each data rank begins at
- * another batch, and has all of them behind that. */
+/* Without the cache the sequence has every length, which sequence parallelism does not divide. Of the many layouts of
+ * experts each reads one batch by itself, another one on each data rank; then come all side by side. */
 static loom_status compare(loom_rank *rank, const generate_case *c, const golden_layout *layout, golden_model *model) {
     char name[GOLDEN_TEXT];
     golden_layout_name(layout, name);
     LOOM_TRY(golden_model_create(rank, layout, c->directory, &c->config, model));
     int64_t mine = loom_comm_rank(loom_fabric_group(model->fabric, LOOM_GROUP_DP));
-    for (int64_t i = 0; i < c->batch_count; i++) {
+    for (int64_t i = 0; i < (layout->ep ? 1 : c->batch_count); i++) {
         LOOM_TRY(with_cache(model, c, name, i + mine, 1));
         if (!layout->sp && layout->dp == 1)
             LOOM_TRY(without_cache(model, c, name, &c->batches[i]));
