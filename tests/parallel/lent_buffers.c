@@ -27,7 +27,7 @@ enum {
     GLOBAL = 8,
     LOANS = 4096,
     FEW = 16,
-    STRIDE = 7
+    STRIDE = 11
 };
 
 typedef struct loan {

@@ -73,14 +73,27 @@ static const scene *find_scene(const char *name) {
     return &scenes[at];
 }
 
+static void nap(void) {
+    nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+}
+
+static bool runs(const loom__page *page) {
+    return atomic_load(&page->state) == LOOM__RANK_RUNNING;
+}
+
 /* Until what the others had in their buffers is gone. */
 static void wait_for_all_to_give_up(const loom_rank *rank) {
     const loom__board *board = rank->endpoint->board;
-    for (int i = 0; i < LATE;)
-        if (atomic_load(&board->page[i].state) == LOOM__RANK_FAILED)
-            i++;
-        else
-            nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    while (runs(&board->page[0]) || runs(&board->page[1]))
+        nap();
+}
+
+/* Until the late rank moves no operation on any more: in the barrier it moved on what it had started before. */
+static void wait_for_late_past_the_barrier(const loom_rank *rank) {
+    const loom__page *page = &rank->endpoint->board->page[LATE];
+    while (runs(page) && (atomic_load(&page->last.state) != LOOM__RECORD_FINISHED ||
+                             atomic_load(&page->last.operation) != LOOM__BARRIER))
+        nap();
 }
 
 /* The late rank's own sides of the messages, to and from each of the others. */
@@ -133,6 +146,7 @@ static loom_status run_that_fails(loom_rank *rank, void *argument) {
     if (loom_rank_index(rank) == LATE)
         return be_late(rank, p);
     loom_status status = loom_barrier(world);
+    wait_for_late_past_the_barrier(rank);
     if (!status)
         status = p->scene->operate(world, p->in, p->out);
     memset(p->in, USED, sizeof p->in);
