@@ -214,6 +214,10 @@ int main(void) {
                             .left_out = "experts, sequence or batch do not divide, or a limited room is cut",
                             .walk = walk}};
     load(&suite);
+    if (suite.golden.cases == 0 && getenv("MEGALOOM_GOLDEN")) {
+        printf("golden.moe_biases: %s has no such cases\n", golden_root());
+        return 0;
+    }
     int failed = golden_claim(&suite.golden, "biased_experts_are_those_of_megatron_core");
     for (int i = 0; i < suite.golden.cases; i++)
         free_case(&suite.cases[i]);
