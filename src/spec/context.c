@@ -1,7 +1,6 @@
 /* How ranks can share a sequence. In a ring they keep all heads, so that nothing but the length matters; by an
  * all-to-all they share heads, of which each then needs a whole number, and as many query groups. */
 #include "base/faults.h"
-#include "base/legal.h"
 #include "spec/parameter.h"
 #include <inttypes.h>
 #include <megaloom/layout.h>
@@ -17,14 +16,19 @@ bool loom__context_type_is(const loom_model_config *config, const char *type) {
 
 static void check_length(loom__faults *faults, int64_t s, int64_t tp, int64_t cp, bool sequence_parallel) {
     /* Two chunks for each context rank, and whole rows of what a rank has for each of its tensor ranks. */
-    int64_t unit = cp * (!sequence_parallel ? 2 : tp % 2 == 0 ? tp : 2 * tp);
-    if (s % unit == 0)
+    int64_t rows = !sequence_parallel ? 2 : tp % 2 == 0 ? tp : 2 * tp, unit;
+    char expected[64] = "more of them than can be";
+    bool fits = !__builtin_mul_overflow(cp, rows, &unit);
+    if (fits && s % unit == 0)
         return;
+    if (fits)
+        snprintf(expected, sizeof expected, "a multiple of %" PRId64, unit);
     loom__faults_add(faults, LOOM_ERR_CONFIG,
         "seq_length %" PRId64 " cannot be cut into 2 chunks for each of the %" PRId64
-        " ranks of context_parallel_size%s: expected a multiple of %" PRId64 "; nearest legal %s",
-        s, cp, sequence_parallel ? " and rows for each tensor rank, as sequence_parallel asks" : "", unit,
-        loom__nearest_multiples(unit, s).text);
+        " ranks of context_parallel_size%s: expected %s",
+        s, cp,
+        sequence_parallel ? " and rows for each rank of tensor_model_parallel_size, as sequence_parallel asks" : "",
+        expected);
 }
 
 static void check_levels(loom__faults *faults, const int64_t *sizes, int64_t cp, bool used) {
@@ -64,21 +68,18 @@ static void check_share_of_heads(
         type, part, n, g, config->num_attention_heads, config->num_query_groups, tp);
 }
 
-loom_status loom__model_config_check_context(
-    const loom_model_config *config, int64_t tp, int64_t cp, bool sequence_parallel) {
+void loom__model_context_faults(
+    const loom_model_config *config, int64_t tp, int64_t cp, bool sequence_parallel, loom__faults *faults) {
     const loom_model_parallel_config *parallel = &config->parallel;
     const int64_t *sizes = parallel->hierarchical_context_parallel_sizes;
     bool levels = loom__context_type_is(config, "a2a+p2p"), heads = levels || loom__context_type_is(config, "a2a");
-    loom__faults faults;
     if (cp == 1)
-        return LOOM_OK;
-    loom__faults_begin(&faults);
+        return;
     if (!heads && !loom__context_type_is(config, "p2p") && !loom__context_type_is(config, "all_gather"))
-        loom__faults_add(&faults, LOOM_ERR_CONFIG, "cp_comm_type is \"%s\": expected p2p, all_gather, a2a or a2a+p2p",
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "cp_comm_type is \"%s\": expected p2p, all_gather, a2a or a2a+p2p",
             parallel->cp_comm_type);
-    check_length(&faults, config->seq_length, tp, cp, sequence_parallel);
-    check_levels(&faults, sizes, cp, levels);
+    check_length(faults, config->seq_length, tp, cp, sequence_parallel);
+    check_levels(faults, sizes, cp, levels);
     if (heads && (!levels || sizes[0] > 0))
-        check_share_of_heads(&faults, config, parallel->cp_comm_type, tp, levels ? sizes[0] : cp);
-    return loom__faults_end(&faults);
+        check_share_of_heads(faults, config, parallel->cp_comm_type, tp, levels ? sizes[0] : cp);
 }

@@ -31,7 +31,8 @@ static const struct {
     const char *message;
 } broken[] = {
     {{"ranks=8", "strategy.context_parallel_size=8", "model.hierarchical_context_parallel_sizes=[2, 2]"},
-        "model.hierarchical_context_parallel_sizes: found a product of 4, expected context_parallel_size, 8"},
+        "model.hierarchical_context_parallel_sizes: found a product of 4, expected context_parallel_size, 8; nearest "
+        "legal context_parallel_size 4"},
     {{"ranks=8", "strategy.tensor_model_parallel_size=3"},
         "strategy.tensor_model_parallel_size 3 does not divide num_attention_heads 8: legal tensor sizes are 1, 2, 4\n"
         "strategy.tensor_model_parallel_size 3 does not divide ffn_hidden_size 128: legal tensor sizes are 1, 2, 4\n"
@@ -308,9 +309,9 @@ static void more_ranks_than_threads_are_planned(void **state) {
     loom_run_config_destroy(config);
     assert_int_equal(load((const char *const[FIELDS]){"ranks=16384", "data.global_batch_size=10"}, &config, &not_built),
         LOOM_ERR_CONFIG);
-    assert_string_equal(loom_error_message(),
-        "data.global_batch_size: found 10, expected a multiple of 16384 (data.micro_batch_size 1 times 16384 "
-        "data-parallel ranks): the nearest legal size is 16384");
+    assert_string_equal(
+        loom_error_message(), "data.global_batch_size: found 10, expected a multiple of 16384 (data.micro_batch_size 1 "
+                              "times 16384 data-parallel ranks); nearest legal global_batch_size 16384");
     assert_int_equal(load((const char *const[FIELDS]){"ranks=2147483648"}, &config, &not_built), LOOM_ERR_CONFIG);
     assert_string_equal(loom_error_message(), "override: ranks: found 2147483648, expected an integer from 1 to 4096");
 }

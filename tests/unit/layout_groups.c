@@ -239,7 +239,7 @@ static void extended_experts_are_cut_over_tensor_and_expert_ranks(void **state) 
     assert_int_equal(loom_layout_init(&sizes, &layout), LOOM_ERR_CONFIG);
     assert_string_equal(loom_error_message(),
         "expert_tensor_parallel_size: found 4 with moe_extended_tp, which cuts experts over tensor x expert ranks; "
-        "expected null");
+        "expected null; nearest legal expert_tensor_parallel_size 2, or moe_extended_tp false");
     sizes.expert_tensor = 0;
     sizes.expert = (int64_t)1 << 62;
     assert_int_equal(loom_layout_init(&sizes, &layout), LOOM_ERR_CONFIG);
