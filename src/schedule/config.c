@@ -55,7 +55,7 @@ static void check_interleaved(loom__faults *faults, const loom_schedule_config *
     if (c->microbatches < c->stages) {
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "%" PRId64 " microbatch%s with virtual_pipeline_model_parallel_size %" PRId64
-            ": expected microbatches for each of the %" PRId64 " stages of pipeline_model_parallel_size",
+            ": expected at least one for each of the %" PRId64 " stages of pipeline_model_parallel_size",
             c->microbatches, c->microbatches == 1 ? "" : "es", c->chunks, c->stages);
     } else if (group < c->stages || group > c->microbatches) {
         loom__faults_add(faults, LOOM_ERR_CONFIG,

@@ -95,7 +95,7 @@ TEST(microbatches_that_make_no_schedule_are_refused_with_the_nearest_that_do) {
         "legal microbatch_group_size_per_vp_stage 8, global_batch_size 18, or micro_batch_size 1");
     /* No batch size means one microbatch. */
     expect(WITH(PP(2), VP(2), "data.global_batch_size=null"), 2, LOOM_ERR_CONFIG,
-        "1 microbatch with virtual_pipeline_model_parallel_size 2: expected microbatches for each of the 2 stages of "
+        "1 microbatch with virtual_pipeline_model_parallel_size 2: expected at least one for each of the 2 stages of "
         "pipeline_model_parallel_size (data.global_batch_size null is 2, data.micro_batch_size 2, 1 data-parallel "
         "rank); nearest legal virtual_pipeline_model_parallel_size 1, or global_batch_size 4");
     /* Chunks that only the layout names. */
@@ -123,7 +123,8 @@ TEST(a_ramp_up_that_passes_through_an_illegal_size_is_refused_with_the_size) {
     const char *const interleaved[OVERRIDES_MAX] = {PP(2), VP(2)};
     expect_ramp_up(interleaved, (const int64_t[]){4, 4, 48}, 4,
         "data.rampup_batch_size: [4, 4, 48] passes through batch size 4: 1 microbatch with "
-        "virtual_pipeline_model_parallel_size 2: expected at least one for each of the 2 pipeline stages");
+        "virtual_pipeline_model_parallel_size 2: expected at least one for each of the 2 stages of "
+        "pipeline_model_parallel_size");
     /* 8, 12: the second gives 3 microbatches. */
     expect_ramp_up(interleaved, (const int64_t[]){8, 4, 48}, 4, "passes through batch size 12: ");
     expect_ramp_up(interleaved, (const int64_t[]){8, 8, 48}, 4, "");

@@ -237,12 +237,12 @@ static void check_offer(const char *id, const subject *s, const report *before, 
         return;
     read_report(faults.text, &after);
     if (has_letters(&after, l->letters))
-        fail_msg("%s: '%s' offers %s %s, which does not mend it: '%s'", id, l->text, o->name, o->value,
-            after.lines[0].text);
+        fail_msg(
+            "%s: '%s' offers %s %s, which does not mend it: '%s'", id, l->text, o->name, o->value, after.lines[0].text);
     for (int i = 0; i < after.count; i++)
         if (!has_letters(before, after.lines[i].letters))
-            fail_msg("%s: '%s' offers %s %s, with which comes '%s'", id, l->text, o->name, o->value,
-                after.lines[i].text);
+            fail_msg(
+                "%s: '%s' offers %s %s, with which comes '%s'", id, l->text, o->name, o->value, after.lines[i].text);
 }
 
 /* The nearest value from `from` on in steps of `by` with which the whole is legal, 0 = there is none. */
