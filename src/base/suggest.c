@@ -1,7 +1,7 @@
 /* Suggestions come from the checks themselves. What a check would accept is not computed by a second rule beside it,
- * which could forget what a third one asks: values near the one at fault, divisors and multiples of the numbers that the
- * faults tell, are put in place of it one after the other, and all checks are made. The invariant: what is offered has
- * passed, and has brought no fault that was not there.
+ * which could forget what a third one asks: values near the one at fault, divisors and multiples of the numbers that
+ * the faults tell, are put in place of it one after the other, and all checks are made. The invariant: what is offered
+ * has passed, and has brought no fault that was not there.
  *
  * Two faults are the same where they name the same variables in the same order, or one at most and the same words, so
  * that other numbers in a line, or "ranks" for "rank", make no other fault of it. */
@@ -258,8 +258,8 @@ static void find_candidates(const loom__trial *trial, const lines *before, int v
 /* ---- which of them are offered */
 
 /* Outcomes of one side, in order, up to one that leaves nothing. */
-static int try_side(const loom__trial *trial, const lines *before, const loom__variable *v, const side *s,
-    outcome outcomes[SIDE_MAX]) {
+static int try_side(
+    const loom__trial *trial, const lines *before, const loom__variable *v, const side *s, outcome outcomes[SIDE_MAX]) {
     int count = 0;
     while (count < s->count) {
         outcomes[count] = try_number(trial, before, v, s->values[count]);
@@ -314,8 +314,8 @@ static bool offer_number(const loom__trial *trial, const lines *before, int vari
     }
     if (v->nullable && *v->number != 0)
         none = try_number(trial, before, v, 0);
-    uint64_t of = lines_of(before, variable), mend = mended_by(below, below_count, of) |
-                                                     mended_by(above, above_count, of) | mended_by(&none, 1, of);
+    uint64_t of = lines_of(before, variable),
+             mend = mended_by(below, below_count, of) | mended_by(above, above_count, of) | mended_by(&none, 1, of);
     if (mend == 0)
         return false;
     choose(above, above_count, mend, &fewest);
@@ -361,8 +361,8 @@ static int find_offers(const loom__trial *trial, const lines *before, offer offe
 }
 
 /* Of what mends the line, what leaves fewest of the others, in the order in which the line names it. */
-static void say(const loom__trial *trial, const line *l, uint64_t bit, const offer *offers, int count, char *text,
-    size_t bytes) {
+static void say(
+    const loom__trial *trial, const line *l, uint64_t bit, const offer *offers, int count, char *text, size_t bytes) {
     const offer *chosen[NAMED_MAX];
     int said = 0, fewest = LINES_MAX;
     *text = '\0';

@@ -10,7 +10,7 @@ typedef struct loom__variable {
     const char *name; /* as faults say it: a word of its own, behind a dot or not */
     int64_t *number;  /* NULL: a flag */
     bool *flag;
-    int64_t low, high; /* of a number */
+    int64_t low, high;  /* of a number */
     int64_t stands_for; /* the value that a number of 0 stands for; 0: it is not given, and no number is offered */
     bool nullable;      /* a number of 0 is legal in itself, and told as null */
 } loom__variable;

@@ -85,7 +85,8 @@ static void check_checkpoint(const loom_run_config *config, loom__faults *faults
 static void check_strategy(const loom_megatron_strategy_config *strategy, loom__faults *faults) {
     if (strategy->sequence_parallel && strategy->tensor_model_parallel_size == 1)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "strategy.sequence_parallel: found true with strategy.tensor_model_parallel_size 1, expected at least 2 tensor "
+            "strategy.sequence_parallel: found true with strategy.tensor_model_parallel_size 1, expected at least 2 "
+            "tensor "
             "ranks to share rows");
     check_ddp(strategy, faults);
     loom__check_strategy_pipeline(strategy, faults);
@@ -435,8 +436,12 @@ static void check_batch(const loom_run_config *config, int64_t data_parallel, lo
             {data->rampup_batch_size[0], data->rampup_batch_size[1], data->rampup_batch_size[2]},
             data->decrease_batch_size_if_needed};
         loom_status status = loom_data_step_check(&sizes);
+        /* What is legal of the batch alone need not be so of the ramp-up: that is found for the whole run. */
+        const char *found = loom_error_message(), *end = strstr(found, "; nearest legal ");
+        int length = end ? (int)(end - found) : (int)strlen(found);
         if (status)
-            loom__faults_add(faults, status, "data.rampup_batch_size: %s", loom_error_message());
+            loom__faults_add(faults, status, "data.rampup_batch_size: [%" PRId64 ", %" PRId64 ", %" PRId64 "]: %.*s",
+                data->rampup_batch_size[0], data->rampup_batch_size[1], data->rampup_batch_size[2], length, found);
         return;
     }
     if (global % unit == 0 || (data->decrease_batch_size_if_needed && global > unit))

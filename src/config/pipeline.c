@@ -132,8 +132,8 @@ static void check_microbatches(
     loom__schedule_faults(&least, &part);
     bool possible = part.count == 0;
     if (possible)
-        check_size(&s, global, data->global_batch_size ? "data.global_batch_size" : "data.global_batch_size null is",
-            &part);
+        check_size(
+            &s, global, data->global_batch_size ? "data.global_batch_size" : "data.global_batch_size null is", &part);
     loom__check_add_part(faults, &part);
     if (possible)
         check_ramp_up(&s, data->rampup_batch_size, global, faults);

@@ -1,9 +1,13 @@
 /* The nearest legal values of a run: what one field may be is asked of all rooms at once, since a size that the layout
  * takes may be one that the model or the batch does not. Every integer and flag of model, strategy and data that a run
  * file can change is a variable, and the number of ranks. */
+#include "base/suggest.h"
 #include "config/check.h"
 #include "config/field.h"
-#include "base/suggest.h"
+#include "config/sizes.h"
+#include "layout/layout.h"
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef struct trial {
@@ -56,9 +60,53 @@ static bool is_flag(const loom__field *field) {
     return field->kind == LOOM__FIELD_BOOL;
 }
 
-void loom__suggest_run(
-    const loom_run_config *config, const bool *faulty, int64_t world_size, loom__faults *faults) {
+/* Whether anything but the ramp-up is at fault with this one. */
+static bool ramps_up(trial *t, const char *mark, int64_t start, int64_t increment) {
+    loom__faults found;
+    t->config.data.rampup_batch_size[0] = start;
+    t->config.data.rampup_batch_size[1] = increment;
+    loom__faults_begin(&found);
+    try_run(t, &found);
+    return !strstr(found.text, mark);
+}
+
+/* A ramp-up is three numbers, of which the first two are searched together: the batch sizes are legal where both are
+ * multiples of what all ranks take at once, or of several times that. */
+static void suggest_ramp_up(const trial *given, loom__faults *faults) {
+    enum { TRIED = 64, UNITS = 8 };
+    static const char mark[] = "data.rampup_batch_size: [";
+    trial t = *given;
+    const loom_data_config *data = &given->config.data;
+    const char *line = strstr(faults->text, mark);
+    loom__layout_checked layout = {0};
+    loom__faults unused;
+    loom__faults_begin(&unused);
+    loom_parallel_sizes sizes = loom__strategy_sizes(&given->config.strategy, given->world);
+    loom__layout_faults(&sizes, &layout, &unused);
+    int64_t unit, most = LOOM__NUMBER_MAX / UNITS, start = data->rampup_batch_size[0];
+    if (!line || layout.data < 1 || __builtin_mul_overflow(layout.data, data->micro_batch_size, &unit) || unit > most)
+        return;
+    for (int64_t units = 1; units <= UNITS; units++) {
+        int64_t step = units * unit, nearest = start / step * step + (start % step > step / 2 ? step : 0);
+        nearest = nearest > step ? nearest : step;
+        for (int64_t i = 0; i < TRIED && nearest > 0; i++) {
+            int64_t rest = data->global_batch_size - nearest, increment = (i + 1) * step;
+            if (rest < increment || rest % increment != 0 || !ramps_up(&t, mark, nearest, increment))
+                continue;
+            char text[128];
+            size_t length = strcspn(line, "\n");
+            bool more = memmem(line, length, "; nearest legal ", sizeof "; nearest legal " - 1) != NULL;
+            snprintf(text, sizeof text, "%s rampup_batch_size [%" PRId64 ", %" PRId64 ", %" PRId64 "]",
+                more ? ", or" : "; nearest legal", nearest, increment, data->rampup_batch_size[2]);
+            loom__faults_append(faults, line, length, text);
+            return;
+        }
+    }
+}
+
+void loom__suggest_run(const loom_run_config *config, const bool *faulty, int64_t world_size, loom__faults *faults) {
     trial t = {*config, world_size, faulty};
+    const trial given = t;
     loom__variable variables[LOOM__VARIABLES_MAX];
     int64_t count = 0;
     if (faults->count == 0)
@@ -72,11 +120,11 @@ void loom__suggest_run(
         int64_t high = field->high > 0 ? (int64_t)field->high : LOOM__NUMBER_MAX;
         if (!name || (faulty && faulty[i]))
             continue;
-        variables[count++] = is_flag(field)
-            ? (loom__variable){.name = name, .flag = at}
-            : (loom__variable){name, at, NULL, (int64_t)field->low, high, meaning_of_null(&t.config, at),
-                  field->nullable};
+        variables[count++] = is_flag(field) ? (loom__variable){.name = name, .flag = at}
+                                            : (loom__variable){name, at, NULL, (int64_t)field->low, high,
+                                                  meaning_of_null(&t.config, at), field->nullable};
     }
     const loom__trial all = {.variables = variables, .count = count, .check = try_run, .context = &t};
     loom__faults_suggest(faults, &all);
+    suggest_ramp_up(&given, faults);
 }

@@ -293,8 +293,8 @@ void loom__layout_faults(const loom_parallel_sizes *sizes, loom__layout_checked 
         loom__faults_add(faults, virtual_stages, "%s", loom_error_message());
     if (tp > 0 && encoder_tp > tp) {
         loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "encoder_tensor_model_parallel_size is %" PRId64 ", above tensor_model_parallel_size %" PRId64,
-            encoder_tp, tp);
+            "encoder_tensor_model_parallel_size is %" PRId64 ", above tensor_model_parallel_size %" PRId64, encoder_tp,
+            tp);
         encoder_tp = 0;
     }
     bool encoder = encoder_pp > 0;

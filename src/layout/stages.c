@@ -137,9 +137,8 @@ static void check_balanced(const loom_stage_split *s, int64_t chunks, loom__faul
     char what[160];
     say_parts(s, chunks, what, sizeof what);
     loom__faults_add(faults, LOOM_ERR_CONFIG,
-        "num_layers %" PRId64
-        " are too few for %s: balanced_pipeline_split gives each at least one layer",
-        s->layers, what);
+        "num_layers %" PRId64 " are too few for %s: balanced_pipeline_split gives each at least one layer", s->layers,
+        what);
 }
 
 /* One of the two ends, alone: positive, cut evenly over the chunks. */

@@ -133,8 +133,7 @@ static bool is_legal(seeker *s, const choice *c) {
         why = heads && model.seq_length % c->tp != 0 ? SEQUENCE : TENSOR;
     else if (!shares_sequence(&model, c->tp, cp))
         why = SEQUENCE;
-    else if ((extended ? model.moe.moe_ffn_hidden_size % (c->tp * c->ep) != 0
-                       : !shares_experts(&model, c->ep, etp)) ||
+    else if ((extended ? model.moe.moe_ffn_hidden_size % (c->tp * c->ep) != 0 : !shares_experts(&model, c->ep, etp)) ||
              s->world % (etp * c->ep * c->pp) != 0)
         why = EXPERTS;
     else if (global % unit != 0)

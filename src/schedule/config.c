@@ -75,8 +75,7 @@ static void check_interleaved(loom__faults *faults, const loom_schedule_config *
 static bool check_least(loom__faults *faults, const char *name, int64_t value, int64_t least) {
     if (value >= least)
         return true;
-    loom__faults_add(faults, LOOM_ERR_CONFIG,
-        "%s is %" PRId64 ": expected at least %" PRId64, name, value, least);
+    loom__faults_add(faults, LOOM_ERR_CONFIG, "%s is %" PRId64 ": expected at least %" PRId64, name, value, least);
     return false;
 }
 

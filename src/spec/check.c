@@ -29,8 +29,7 @@ static void suggest(const loom_model_config *config, const loom__model_ranks *ra
     loom_moe_config *moe = &c->moe;
     const int64_t most = LOOM__NUMBER_MAX, n = c->num_attention_heads, h = c->hidden_size;
     const int64_t f = c->ffn_hidden_size > 0 ? c->ffn_hidden_size : h > 0 && h < most ? 4 * h : 0;
-    const loom__variable variables[] = {
-        {"tensor_model_parallel_size", &t.ranks.tensor, NULL, 1, most, 0, false},
+    const loom__variable variables[] = {{"tensor_model_parallel_size", &t.ranks.tensor, NULL, 1, most, 0, false},
         {"context_parallel_size", &t.ranks.context, NULL, 1, most, 0, false},
         {"expert_model_parallel_size", &t.ranks.expert, NULL, 1, most, 0, false},
         {"expert_tensor_parallel_size", &t.ranks.expert_tensor, NULL, 1, most, 0, false},

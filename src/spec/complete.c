@@ -181,8 +181,7 @@ void loom__model_complete_faults(loom_model_config *config, int64_t tp, bool seq
     check_numbers(faults, &made);
     loom__model_config_complete_experts(&made, tp, sequence_parallel, faults);
     if (sequence_parallel && tp == 1)
-        loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "sequence_parallel needs tensor_model_parallel_size > 1, found 1");
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "sequence_parallel needs tensor_model_parallel_size > 1, found 1");
     /* Only sizes that are sound on their own can be compared with each other. */
     if (made.num_attention_heads > 0 && made.num_attention_heads <= HEADS_MAX && made.num_query_groups > 0 &&
         made.ffn_hidden_size > 0)

@@ -62,10 +62,12 @@ static void check_share_of_heads(
     if (part == 1 || config->num_attention_heads % tp != 0 || (n % part == 0 && g > 0 && g % part == 0))
         return;
     loom__faults_add(faults, LOOM_ERR_CONFIG,
-        "cp_comm_type %s: %" PRId64 " context ranks cannot share the %" PRId64 " heads and %" PRId64
+        "cp_comm_type %s: the %" PRId64 " ranks of %s cannot share the %" PRId64 " heads and %" PRId64
         " query groups of a tensor rank (num_attention_heads %" PRId64 " and num_query_groups %" PRId64
         " over tensor_model_parallel_size %" PRId64 "); p2p and all_gather can",
-        type, part, n, g, config->num_attention_heads, config->num_query_groups, tp);
+        type, part,
+        strcmp(type, "a2a") == 0 ? "context_parallel_size" : "the inner level of hierarchical_context_parallel_sizes",
+        n, g, config->num_attention_heads, config->num_query_groups, tp);
 }
 
 void loom__model_context_faults(

@@ -94,9 +94,9 @@ static const struct {
         "each rank of tensor_model_parallel_size, as sequence_parallel asks: expected a multiple of 8; nearest legal "
         "seq_length 16 or 24, context_parallel_size 1, tensor_model_parallel_size 2, or sequence_parallel false"},
     {{"ranks=4", "strategy.context_parallel_size=4", "model.cp_comm_type=a2a", "model.num_query_groups=2"},
-        "model.cp_comm_type a2a: 4 context ranks cannot share the 8 heads and 2 query groups of a tensor rank "
-        "(num_attention_heads 8 and num_query_groups 2 over tensor_model_parallel_size 1); p2p and all_gather can; "
-        "nearest legal num_query_groups 4"},
+        "model.cp_comm_type a2a: the 4 ranks of context_parallel_size cannot share the 8 heads and 2 query groups of a "
+        "tensor rank (num_attention_heads 8 and num_query_groups 2 over tensor_model_parallel_size 1); p2p and "
+        "all_gather can; nearest legal context_parallel_size 2, or num_query_groups 4"},
     {{"ranks=3", "strategy.expert_model_parallel_size=3", "model.num_moe_experts=8"},
         "strategy.expert_model_parallel_size 3 does not divide num_moe_experts 8; nearest legal "
         "expert_model_parallel_size 1, or num_moe_experts 6 or 9"},
@@ -160,8 +160,8 @@ static const struct {
         "num_layers_in_first_pipeline_stage 5"},
     {{"ranks=8", "strategy.pipeline_model_parallel_size=2", "data.global_batch_size=16",
          "data.rampup_batch_size=[2, 4, 48]"},
-        "data.rampup_batch_size: rampup_batch_size goes from 2 in steps of 4, expected that they reach "
-        "global_batch_size 16: the nearest are 14 and 18"},
+        "data.rampup_batch_size: [2, 4, 48]: rampup_batch_size goes from 2 in steps of 4, expected that they reach "
+        "global_batch_size 16; nearest legal rampup_batch_size [4, 4, 48]"},
     {{"data.rampup_batch_size=[4, 4]", "data.global_batch_size=16"},
         "data.rampup_batch_size: found 2 numbers, expected three: the first batch size, the increment, and the samples "
         "that the increments take"},

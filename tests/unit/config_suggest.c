@@ -17,7 +17,7 @@ enum {
     LINES_MAX = 64,
     OFFERS_MAX = 32,
     BOUND = 96, /* up to which every value is tried */
-    BYTES = 8192
+    THINNED = 7 /* of so many cases one is taken */
 };
 
 #define DENSE                                                                                                          \
@@ -86,7 +86,7 @@ static loom_run_config *load(const struct base *base) {
 /* ---- a fault's line, and what it offers */
 
 typedef struct offer {
-    char name[64], value[24];
+    char name[64], value[96];
 } offer;
 
 typedef struct line {
@@ -117,16 +117,23 @@ static void add_offer(line *l, const char *name, const char *value) {
     snprintf(l->offers[l->count++].value, sizeof l->offers->value, "%s", value);
 }
 
-/* "A 2 or 4, B null, or C true" */
+static const char ramp_up[] = "rampup_batch_size";
+
+/* "A 2 or 4, B null, or C true", "D [1, 2, 3]" */
 static void read_offers(char *text, line *l) {
     for (char *item = text, *next; item; item = next) {
         char first[32], second[32], name[64];
-        next = strstr(item, ", ");
+        bool list = strncmp(item, ramp_up, sizeof ramp_up - 1) == 0;
+        next = strstr(list ? strchr(item, ']') : item, ", ");
         if (next) {
             *next = '\0';
             next += 2;
             if (strncmp(next, "or ", 3) == 0)
                 next += 3;
+        }
+        if (list) {
+            add_offer(l, ramp_up, item + sizeof ramp_up);
+            continue;
         }
         int found = sscanf(item, "%63s %31s or %31s", name, first, second);
         if (found < 2)
@@ -212,9 +219,11 @@ static bool is_in_range(const char *name, int64_t value) {
 }
 
 static void put(subject *s, const offer *o) {
-    int64_t *number = number_of(s, o->name);
+    int64_t *number = number_of(s, o->name), *ramp = s->config.data.rampup_batch_size;
     const loom__field *field = field_named(o->name);
-    if (number)
+    if (strcmp(o->name, ramp_up) == 0)
+        assert_int_equal(sscanf(o->value, "[%" SCNd64 ", %" SCNd64 ", %" SCNd64 "]", ramp, ramp + 1, ramp + 2), 3);
+    else if (number)
         *number = strcmp(o->value, "null") == 0 ? 0 : strtoll(o->value, NULL, 10);
     else if (field && field->kind == LOOM__FIELD_BOOL)
         *(bool *)loom__field_at(field, &s->config) = strcmp(o->value, "true") == 0;
@@ -225,7 +234,7 @@ static void put(subject *s, const offer *o) {
 /* ---- the claims */
 
 typedef struct tally {
-    int64_t illegal, lines, offers, mends, without;
+    int64_t cases, illegal, lines, offers;
 } tally;
 
 static void check_offer(const char *id, const subject *s, const report *before, const line *l, const offer *o) {
@@ -310,19 +319,21 @@ static void check_agreement(const char *id, const report *r) {
 
 static void check_case(const char *id, const subject *s, tally *t) {
     report before;
+    /* MEGALOOM_ALL=1 takes all of them, a minute's work. */
+    if (t->cases++ % THINNED != 0 && !getenv("MEGALOOM_ALL"))
+        return;
     if (loom_run_config_check(&s->config, s->world) == LOOM_OK)
         return;
     read_report(loom_error_message(), &before);
     t->illegal++;
     check_agreement(id, &before);
-    bool mends = false, offers = false;
+    bool mends = false;
     for (int i = 0; i < before.count; i++) {
         const line *l = &before.lines[i];
         t->lines++;
         for (int o = 0; o < l->count; o++) {
             subject changed = *s;
             t->offers++;
-            offers = true;
             check_offer(id, s, &before, l, &l->offers[o]);
             put(&changed, &l->offers[o]);
             mends |= is_legal(&changed);
@@ -334,12 +345,8 @@ static void check_case(const char *id, const subject *s, tally *t) {
         }
         check_nearest(id, s, l, "world_size");
     }
-    t->mends += mends;
-    t->without += !offers;
-    if (!offers && getenv("SHOW"))
-        print_message("WITHOUT %s: %s\n", id, before.lines[0].text);
-    if (!mends && getenv("SHOW"))
-        print_message("NOMEND %s: %s\n", id, loom_error_message());
+    if (!mends)
+        fail_msg("%s: nothing that is offered makes it legal: %s", id, loom_error_message());
 }
 
 static bool is_varied(const loom__field *field) {
@@ -392,11 +399,9 @@ static void what_is_offered_is_legal_and_nearest(void **state) {
         }
         loom_run_config_destroy(config);
     }
-    print_message("%" PRId64 " illegal configurations, %" PRId64 " faults, %" PRId64 " values offered; %" PRId64
-                  " mended by one of them, %" PRId64 " without any\n",
-        t.illegal, t.lines, t.offers, t.mends, t.without);
-    assert_true(t.illegal > 4000);
-    assert_int_equal(t.mends, t.illegal);
+    print_message("%" PRId64 " illegal configurations, %" PRId64 " faults, %" PRId64 " values offered\n", t.illegal,
+        t.lines, t.offers);
+    assert_true(t.illegal > 1000);
 }
 
 int main(void) {

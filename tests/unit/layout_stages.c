@@ -126,17 +126,16 @@ TEST(all_faults_are_named_at_once) {
                        .num_layers_in_first_pipeline_stage = 2, .balanced_pipeline_split = true,
                        .account_for_loss_in_pipeline_split = true, .pipeline_model_parallel_layout = "EttL|"),
         LOOM_ERR_CONFIG,
-        "virtual_pipeline_model_parallel_size: found -1, expected at least 1, or null\n"
+        "virtual_pipeline_model_parallel_size: found -1, expected at least 1, or null; nearest legal "
+        "virtual_pipeline_model_parallel_size 1\n"
         "pipeline_model_parallel_layout: 'EttL|' has L, the loss, in the middle: expected it as the last symbol\n"
-        "num_layers: found 0, expected 1 to 9007199254740992\n"
+        "num_layers: found 0, expected 1 to 9007199254740992; nearest legal num_layers 1\n"
         "balanced_pipeline_split: found together with pipeline_model_parallel_layout, expected one way to cut the "
-        "layers\n"
+        "layers; nearest legal balanced_pipeline_split false\n"
         "num_layers_in_first_pipeline_stage: found together with pipeline_model_parallel_layout, expected one way to "
-        "cut "
-        "the layers\n"
+        "cut the layers; nearest legal num_layers_in_first_pipeline_stage null\n"
         "account_for_loss_in_pipeline_split: found together with pipeline_model_parallel_layout, expected one way to "
-        "cut "
-        "the layers");
+        "cut the layers; nearest legal account_for_loss_in_pipeline_split false");
 }
 
 TEST(a_layout_repeats_symbols_and_groups_also_nested) {
@@ -153,17 +152,17 @@ TEST(a_layout_repeats_symbols_and_groups_also_nested) {
 TEST(a_layout_must_place_the_layers_of_the_model_on_the_stages_of_the_run) {
     (void)state;
     expect_refused(LAYOUT("Ett|ttL", 5, 2), LOOM_ERR_CONFIG,
-        "pipeline_model_parallel_layout: 'Ett|ttL' places 4 layers (t), expected num_layers 5");
+        "pipeline_model_parallel_layout: 'Ett|ttL' places 4 layers (t), expected num_layers 5; nearest legal "
+        "num_layers 4");
     expect_refused(LAYOUT("Ett|t|tL", 4, 2), LOOM_ERR_CONFIG,
         "pipeline_model_parallel_layout: 'Ett|t|tL' has 3 stages, expected a multiple of pipeline_model_parallel_size "
-        "2: "
-        "nearest legal 2 or 4 stages, or pipeline_model_parallel_size 1 or 3");
+        "2; nearest legal pipeline_model_parallel_size 3");
     expect_refused(SPLIT(.layers = 8, .pipeline_model_parallel_size = 2, .virtual_pipeline_model_parallel_size = 3,
                        .pipeline_model_parallel_layout = "Ett|tt|tt|ttL"),
         LOOM_ERR_CONFIG,
         "virtual_pipeline_model_parallel_size: found 3, but pipeline_model_parallel_layout 'Ett|tt|tt|ttL' has 4 "
-        "stages "
-        "for pipeline_model_parallel_size 2: expected 2, or null");
+        "stages for pipeline_model_parallel_size 2: expected 2, or null; nearest legal "
+        "virtual_pipeline_model_parallel_size 2");
     expect_refused(LAYOUT("Et|tmL", 2, 2), LOOM_ERR_UNSUPPORTED,
         "not supported yet: pipeline_model_parallel_layout 'Et|tmL' with m (multi-token prediction layers); only E, t "
         "and "
