@@ -15,10 +15,9 @@ bool loom__check_run(const loom_run_config *config, int64_t world_size, loom__fa
 /* What is judged of strategy, model and data, whose fields have no faults of their own. */
 void loom__check_sizes(const loom_run_config *config, int64_t world_size, loom__faults *faults);
 
-/* Says behind each line of loom__check_sizes which values of the fields that it names are legal (base/suggest.h). faulty:
- * one a field of the table, true where lines about it are left out; NULL = none. */
-void loom__suggest_run(
-    const loom_run_config *config, const bool *faulty, int64_t world_size, loom__faults *faults);
+/* Says behind each line of loom__check_sizes which values of the fields that it names are legal (base/suggest.h).
+ * faulty: one a field of the table, true where lines about it are left out; NULL = none. */
+void loom__suggest_run(const loom_run_config *config, const bool *faulty, int64_t world_size, loom__faults *faults);
 /* Adds the lines of `found` that speak of no faulty field: by its own name, as a word. */
 void loom__add_unknown(loom__faults *faults, const loom__faults *found, const bool *faulty);
 
