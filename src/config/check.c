@@ -418,7 +418,8 @@ static int64_t check_layout(const loom_run_config *config, int64_t world_size, l
     return layout.data;
 }
 
-static void check_batch(const loom_run_config *config, int64_t data_parallel, loom__faults *faults) {
+static void check_batch(
+    const loom_run_config *config, int64_t world_size, int64_t data_parallel, loom__faults *faults) {
     const loom_data_config *data = &config->data;
     int64_t micro = data->micro_batch_size, global = data->global_batch_size;
     if (micro < 1 || global < 1 || data_parallel < 1 || micro > INT64_MAX / data_parallel)
@@ -440,8 +441,10 @@ static void check_batch(const loom_run_config *config, int64_t data_parallel, lo
         const char *found = loom_error_message(), *end = strstr(found, "; nearest legal ");
         int length = end ? (int)(end - found) : (int)strlen(found);
         if (status)
-            loom__faults_add(faults, status, "data.rampup_batch_size: [%" PRId64 ", %" PRId64 ", %" PRId64 "]: %.*s",
-                data->rampup_batch_size[0], data->rampup_batch_size[1], data->rampup_batch_size[2], length, found);
+            loom__faults_add(faults, status,
+                "data.rampup_batch_size: [%" PRId64 ", %" PRId64 ", %" PRId64 "] on world_size %" PRId64 ": %.*s",
+                data->rampup_batch_size[0], data->rampup_batch_size[1], data->rampup_batch_size[2], world_size, length,
+                found);
         return;
     }
     if (global % unit == 0 || (data->decrease_batch_size_if_needed && global > unit))
@@ -557,7 +560,7 @@ void loom__check_sizes(const loom_run_config *config, int64_t world_size, loom__
     check_model(config, faults);
     check_data(config, faults);
     int64_t data_parallel = world_size > 0 ? check_layout(config, world_size, faults) : 0;
-    check_batch(config, data_parallel, faults);
+    check_batch(config, world_size, data_parallel, faults);
     loom__check_pipeline(config, data_parallel, faults);
 }
 

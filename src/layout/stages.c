@@ -184,21 +184,24 @@ static void check_ends(const loom_stage_split *s, int64_t chunks, loom__faults *
     if (middle == 0 ? rest == 0 : rest > 0 && rest % unit == 0)
         return;
     char given[160] = "", expected[200];
+    int64_t ends;
+    if (__builtin_add_overflow(first, last, &ends))
+        ends = INT64_MAX;
     if (first > 0)
         snprintf(given, sizeof given, "%s %" PRId64, first_name, first);
     size_t used = strlen(given);
     if (last > 0)
         snprintf(given + used, sizeof given - used, "%s%s %" PRId64, used > 0 ? " and " : "", last_name, last);
     if (middle == 0)
-        snprintf(expected, sizeof expected, "these %" PRId64 " to be all", first + last);
+        snprintf(expected, sizeof expected, "these %" PRId64 " to be all", ends);
     else if (chunks > 1)
         snprintf(expected, sizeof expected,
             "besides these %" PRId64 " a positive multiple of %" PRId64 ", which is %" PRId64 " other stages x %" PRId64
             " chunks of a stage",
-            first + last, unit, middle, chunks);
+            ends, unit, middle, chunks);
     else
         snprintf(expected, sizeof expected,
-            "besides these %" PRId64 " a positive multiple of %" PRId64 " for the other stages", first + last, middle);
+            "besides these %" PRId64 " a positive multiple of %" PRId64 " for the other stages", ends, middle);
     loom__faults_add(faults, LOOM_ERR_CONFIG,
         "num_layers %" PRId64 " with %s on pipeline_model_parallel_size %" PRId64 ": expected %s", s->layers, given, pp,
         expected);

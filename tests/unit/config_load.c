@@ -436,9 +436,9 @@ TEST(every_size_of_a_rampup_is_checked_before_the_run) {
     assert_int_equal(loom_run_config_check(config, 2), LOOM_OK);
     assert_int_equal(loom_run_config_check(config, 4), LOOM_ERR_CONFIG); /* 4 is no multiple of 8 */
     assert_string_equal(loom_error_message(),
-        "data.rampup_batch_size: [4, 4, 48]: after 0 samples of the ramp-up: global_batch_size "
-        "is 4, expected a multiple of micro_batch_size 2 x data-parallel size 4; nearest legal "
-        "micro_batch_size 1, or rampup_batch_size [8, 8, 48]");
+        "data.rampup_batch_size: [4, 4, 48] on world_size 4: after 0 samples of the ramp-up: "
+        "global_batch_size is 4, expected a multiple of micro_batch_size 2 x data-parallel size "
+        "4; nearest legal world_size 2, or micro_batch_size 1, or rampup_batch_size [8, 8, 48]");
     config->data.decrease_batch_size_if_needed = true;
     config->data.rampup_batch_size[0] = 8;
     config->data.rampup_batch_size[1] = 4;

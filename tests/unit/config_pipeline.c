@@ -132,10 +132,9 @@ TEST(a_ramp_up_that_passes_through_an_illegal_size_is_refused_with_the_size) {
     expect_ramp_up(plain, (const int64_t[]){4, 4, 48}, 4, "");
     /* Less than a microbatch a rank is a fault of the batch, told once. */
     expect_ramp_up(plain, (const int64_t[]){2, 2, 48}, 4,
-        "data.rampup_batch_size: [2, 2, 48]: after 0 samples of the ramp-up: global_batch_size is 2, expected a "
-        "multiple "
-        "of micro_batch_size 2 x data-parallel size 2; nearest legal micro_batch_size 1, or rampup_batch_size [4, 4, "
-        "48]");
+        "data.rampup_batch_size: [2, 2, 48] on world_size 4: after 0 samples of the ramp-up: global_batch_size is 2, "
+        "expected a multiple of micro_batch_size 2 x data-parallel size 2; nearest legal world_size 2, or "
+        "micro_batch_size 1, or rampup_batch_size [4, 4, 48]");
     /* Endless ramps end at once. */
     const char *const huge[OVERRIDES_MAX] = {PP(2), VP(2), "data.micro_batch_size=1", BATCH(9007199254740992)};
     expect_ramp_up(huge, (const int64_t[]){2, 1, 48}, 2, "microbatches in");

@@ -160,8 +160,8 @@ static const struct {
         "num_layers_in_first_pipeline_stage 5"},
     {{"ranks=8", "strategy.pipeline_model_parallel_size=2", "data.global_batch_size=16",
          "data.rampup_batch_size=[2, 4, 48]"},
-        "data.rampup_batch_size: [2, 4, 48]: rampup_batch_size goes from 2 in steps of 4, expected that they reach "
-        "global_batch_size 16; nearest legal rampup_batch_size [4, 4, 48]"},
+        "data.rampup_batch_size: [2, 4, 48] on world_size 8: rampup_batch_size goes from 2 in steps of 4, expected "
+        "that they reach global_batch_size 16; nearest legal rampup_batch_size [4, 4, 48]"},
     {{"data.rampup_batch_size=[4, 4]", "data.global_batch_size=16"},
         "data.rampup_batch_size: found 2 numbers, expected three: the first batch size, the increment, and the samples "
         "that the increments take"},
