@@ -6,7 +6,7 @@
  *   bench_checkpoint [--mib N] [--ranks N] [--writers N] [--rounds N] [--folder DIR]     (2048, 1, 2, 3, .)
  */
 #include "measure.h"
-#include "strategy/chunks.h"
+#include "state/chunks.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

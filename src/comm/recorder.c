@@ -52,16 +52,17 @@ bool loom__board_abort(loom__board *board, int rank, loom_status status, const c
 }
 
 bool loom__board_claim_report(loom__board *board) {
-    uint32_t none = LOOM__REPORT_NONE;
-    return atomic_compare_exchange_strong(&board->reported, &none, LOOM__REPORT_CLAIMED);
+    int32_t nobody = 0;
+    return atomic_compare_exchange_strong(&board->teller, &nobody, (int32_t)getpid());
 }
 
 void loom__board_told(loom__board *board) {
-    atomic_store(&board->reported, LOOM__REPORT_TOLD);
+    atomic_store(&board->teller, LOOM__TOLD);
 }
 
-bool loom__board_telling(loom__board *board) {
-    return atomic_load(&board->reported) == LOOM__REPORT_CLAIMED;
+int32_t loom__board_teller(loom__board *board) {
+    int32_t teller = atomic_load(&board->teller);
+    return teller == LOOM__TOLD ? 0 : teller;
 }
 
 /* Text <-> atomic words; `words` * 8 bytes, always ended by a 0. */

@@ -30,11 +30,12 @@ typedef enum loom__operation {
 const char *loom__operation_name(loom__operation operation);
 
 enum {
-    LOOM__GROUP_NAME = 32, /* bytes of a group's name, its end counted */
-    LOOM__NOTE = 64,       /* bytes of a note, its end counted */
-    LOOM__MESSAGE = 2048,  /* bytes of the message that ends a run */
-    LOOM__RECORDS = 64,    /* operations a page remembers */
-    LOOM__PAGE_GROUPS = 64 /* groups a page can follow */
+    LOOM__GROUP_NAME = 32,  /* bytes of a group's name, its end counted */
+    LOOM__NOTE = 64,        /* bytes of a note, its end counted */
+    LOOM__MESSAGE = 2048,   /* bytes of the message that ends a run */
+    LOOM__RECORDS = 64,     /* operations a page remembers */
+    LOOM__PAGE_GROUPS = 64, /* groups a page can follow */
+    LOOM__TOLD = -1
 };
 
 typedef enum loom__record_state { LOOM__RECORD_NONE, LOOM__RECORD_STARTED, LOOM__RECORD_FINISHED } loom__record_state;
@@ -75,12 +76,10 @@ typedef struct loom__page {
     _Atomic uint32_t forgot; /* the rank has made more groups than are kept here */
 } loom__page;
 
-typedef enum loom__report_state { LOOM__REPORT_NONE, LOOM__REPORT_CLAIMED, LOOM__REPORT_TOLD } loom__report_state;
-
 typedef struct loom__board {
-    _Atomic uint32_t claimed;  /* a rank is writing the message */
-    _Atomic uint32_t aborted;  /* the run ends; rank, status and message below are valid */
-    _Atomic uint32_t reported; /* a rank tells a person why, or has told: a loom__report_state */
+    _Atomic uint32_t claimed; /* a rank is writing the message */
+    _Atomic uint32_t aborted; /* the run ends; rank, status and message below are valid */
+    _Atomic int32_t teller;   /* the process that tells a person why; 0 = nobody yet, LOOM__TOLD = it has told */
     int32_t rank, status;
     char message[LOOM__MESSAGE];
     int32_t pages;
@@ -96,8 +95,8 @@ static inline bool loom__board_aborted(loom__board *board) {
 /* True for the first caller only: it is the one that tells a person, and says so with loom__board_told. */
 bool loom__board_claim_report(loom__board *board);
 void loom__board_told(loom__board *board);
-/* Whether the rank that claimed the report is still at it. */
-bool loom__board_telling(loom__board *board);
+/* The process that has claimed the report and is still at it, or 0. */
+int32_t loom__board_teller(loom__board *board);
 
 /* Fills in who the page belongs to: rank, pid, pid namespace. */
 void loom__page_open(loom__page *page, int rank);

@@ -4,7 +4,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "format/file.h"
-#include "strategy/stored.h"
+#include "state/stored.h"
 #include <megaloom/config.h>
 
 typedef struct loom__archive {

@@ -7,7 +7,7 @@
 #include "model/huggingface_directory.h"
 #include "rewrite/convert.h"
 #include "rewrite/offline.h"
-#include "strategy/state.h"
+#include "state/state.h"
 #include <errno.h>
 #include <math.h>
 #include <megaloom/safetensors.h>

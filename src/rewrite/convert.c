@@ -6,8 +6,8 @@
 #include "model/huggingface_directory.h"
 #include "rewrite/archive.h"
 #include "rewrite/offline.h"
-#include "strategy/context.h"
-#include "strategy/state.h"
+#include "state/context.h"
+#include "state/state.h"
 #include <math.h>
 #include <megaloom/load_model.h>
 #include <stdio.h>

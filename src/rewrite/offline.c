@@ -9,7 +9,7 @@
 #include "format/file.h"
 #include "model/gpt.h"
 #include "model/huggingface_directory.h"
-#include "strategy/state.h"
+#include "state/state.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

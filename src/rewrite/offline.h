@@ -4,7 +4,7 @@
 
 #include "checkpoint/reshard.h"
 #include "checkpoint/sharded.h"
-#include "strategy/state.h"
+#include "state/state.h"
 #include <megaloom/checkpoint_tools.h>
 #include <megaloom/value.h>
 

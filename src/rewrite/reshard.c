@@ -4,8 +4,8 @@
 #include "config/precision.h"
 #include "rewrite/archive.h"
 #include "rewrite/offline.h"
-#include "strategy/context.h"
-#include "strategy/state.h"
+#include "state/context.h"
+#include "state/state.h"
 #include <megaloom/load_model.h>
 #include <stdio.h>
 #include <stdlib.h>

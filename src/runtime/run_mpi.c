@@ -25,7 +25,6 @@ static loom_status log_failure(const loom_run_options *options, loom_status stat
 
 /* A signal handler has no argument; this is what it may look at. Set while a run is under way. */
 static loom__board *_Atomic signal_board;
-static atomic_bool tells; /* this process has claimed the report and writes it to the log */
 
 static void write_line(const char *text) {
     char whole[LOOM__MESSAGE + 16];
@@ -76,27 +75,21 @@ static void on_sigterm(int signal_number) {
                 write_page(&board->page[i], false);
         loom__board_told(board);
     }
-    if (board && atomic_load(&tells) && loom__board_telling(board))
+    if (board && loom__board_teller(board) == (int32_t)getpid())
         return; /* to the report, after which the run ends */
-    for (int i = 0; board && i < WAITS && loom__board_telling(board); i++)
+    for (int i = 0; board && i < WAITS && loom__board_teller(board); i++)
         poll(NULL, 0, WAIT_MILLISECONDS);
     signal(signal_number, SIG_DFL);
     raise(signal_number);
 }
 
 static void report(const loom_run_options *options, loom__board *board, const char *text) {
-    if (!options->log)
+    if (!options->log || !loom__board_claim_report(board))
         return;
-    atomic_store(&tells, true); /* before the claim: a signal may come between the two */
-    if (!loom__board_claim_report(board)) {
-        atomic_store(&tells, false);
-        return;
-    }
     options->log(options->log_context, LOOM_LOG_ERROR, text);
     if (board->status == LOOM_ERR_TIMEOUT || board->status == LOOM_ERR_COMM)
         loom__board_dump(board, options->log, options->log_context);
     loom__board_told(board);
-    atomic_store(&tells, false);
 }
 
 static void warn_about_binding(loom_rank *rank, const loom__cpus *cpus, int threads) {

@@ -4,7 +4,6 @@
 #include "layout/layout.h"
 #include "model/gpt.h"
 #include "optim/optim.h"
-#include "strategy/save.h"
 #include "strategy/strategy.h"
 #include "tensor/dtype.h"
 #include <stdlib.h>

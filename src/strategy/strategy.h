@@ -10,6 +10,12 @@
 #include <megaloom/stages.h>
 #include <megaloom/strategy.h>
 
+/* What follows a save once it is whole; free() ends it. */
+typedef struct loom__save_end {
+    loom_status (*finish)(const struct loom__save_end *end, loom_fabric *fabric); /* collective over the world */
+    char what[64];                                                                /* the save, in messages */
+} loom__save_end;
+
 struct loom_fabric {
     loom_rank *rank;
     loom_megatron_strategy_config config;
@@ -34,7 +40,7 @@ struct loom_fabric {
     loom_comm *groups[LOOM_GROUP_KIND_COUNT];
     struct loom_checkpoint_io *io; /* [io_count], each around the next; io_ready of them, from the end, are set up */
     int io_count, io_ready;
-    struct loom__save_end *save_end; /* what follows the save that goes on; NULL: nothing */
+    loom__save_end *save_end; /* what follows the save that goes on; NULL: nothing */
 };
 
 /* The list of this stage for steps of one size. */
@@ -110,6 +116,11 @@ struct loom_batches {
 /* The chain of the configuration's checkpoint_io, with the Megatron one inside. */
 loom_status loom__fabric_open_io(loom_fabric *fabric);
 void loom__fabric_close_io(loom_fabric *fabric);
+/* Bytes that this rank will write of a module and its optimizer, about: its share of what several ranks have (shared),
+ * or all of it on the first of them. Not collective. */
+size_t loom__expected_save(const loom_parallel *parallel, const loom_optimizer *optimizer, bool shared);
+/* Tells it to the Megatron I/O where that saves in the background. Not collective. */
+void loom__fabric_expect_save(loom_fabric *fabric, const loom_parallel *parallel, const loom_optimizer *optimizer);
 
 /* A copy of the filled rows, of the positions that this rank of the context group has, or of all (NULL);
  * loom_batch_destroy. */

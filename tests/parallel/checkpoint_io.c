@@ -2,6 +2,7 @@
  * checkpoints are kept. The same program runs as processes of MPI (mpi.checkpoint_io). */
 #include "parallel/small_model.h"
 #include "parallel/support.h"
+#include "strategy/strategy.h"
 #include <math.h>
 #include <megaloom/checkpoint_io.h>
 #include <megaloom/state.h>
@@ -29,7 +30,7 @@ typedef struct job {
     loom_checkpoint_io_config io;
     loom_checkpoint_io *wrapper;
     int tp;
-    bool sharded;
+    bool sharded, fully_reshardable;
 } job;
 
 static job job_of(const char *path) {
@@ -41,6 +42,7 @@ static loom_status start(loom_rank *rank, const job *j, small_run *r) {
     loom_checkpoint_io io = loom_checkpoint_io_megatron(&j->io);
     config.tensor_model_parallel_size = j->tp;
     config.ddp_config.use_distributed_optimizer = j->sharded;
+    config.dist_ckpt_optim_fully_reshardable = j->fully_reshardable;
     config.checkpoint_io = j->wrapper ? j->wrapper : &io;
     return small_start(rank, &config, r);
 }
@@ -89,6 +91,55 @@ static loom_status with_run(loom_rank *rank, const job *j, loom_status (*body)(s
         status = body(&r, j);
     small_destroy(&r);
     return status;
+}
+
+/* ---- what is expected of a save */
+
+/* The bytes of which this rank is the main holder. */
+static loom_status weigh(const loom_checkpoint_io *self, const char *path, const loom_checkpoint_content *content) {
+    (void)path;
+    int64_t *bytes = self->context;
+    for (int64_t i = 0; i < content->shard_count; i++) {
+        const loom_checkpoint_shard *shard = &content->shards[i];
+        int64_t size = (int64_t)loom_dtype_size(shard->dtype);
+        for (int axis = 0; axis < shard->dims; axis++)
+            size *= shard->sizes[axis];
+        *bytes += shard->main ? size : 0;
+    }
+    return LOOM_OK;
+}
+
+/* The ranks' expectations together are what is saved, but for shares that are rounded down. */
+static loom_status expected(loom_rank *rank, void *argument) {
+    job j = *(const job *)argument;
+    int64_t saved = 0;
+    loom_checkpoint_io scale = {
+        .name = "scale", .context = &saved, .wraps = true, .checkpoint_io = NULL, .save = weigh};
+    small_run r = {0};
+    j.wrapper = &scale;
+    loom_status status = start(rank, &j, &r);
+    if (!status)
+        status = save(&r, j.path);
+    for (int shared = 0; shared < 2 && !status; shared++) {
+        int64_t mine[2] = {saved, (int64_t)loom__expected_save(r.parallel, r.optimizer, shared)}, all[2] = {0, 0};
+        status = loom_all_reduce(loom_rank_world(rank), mine, all, 2, LOOM_I64, LOOM_SUM);
+        if (!status)
+            CHECK(all[1] <= all[0] && (double)all[1] > 0.99 * (double)all[0],
+                "%lld bytes are expected of all ranks, which save %lld", (long long)all[1], (long long)all[0]);
+    }
+    small_destroy(&r);
+    return status;
+}
+
+static void the_bytes_that_are_expected_of_a_save_are_those_it_has(void **state) {
+    (void)state;
+    for (int tp = 1; tp <= 2; tp++)
+        for (int sharded = 0; sharded < 2; sharded++) {
+            job j = job_of("nowhere");
+            j.tp = tp;
+            j.sharded = j.fully_reshardable = sharded; /* without gaps, which in a small model are much */
+            must_run(4, expected, &j);
+        }
 }
 
 /* ---- the chain */
@@ -529,7 +580,8 @@ int main(int argc, char **argv) {
             fprintf(stderr, "%s\n", loom_error_message());
         return status != LOOM_OK;
     }
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_wrapper_gets_the_megatron_one_inside_and_sees_each_call),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_bytes_that_are_expected_of_a_save_are_those_it_has),
+        cmocka_unit_test(a_wrapper_gets_the_megatron_one_inside_and_sees_each_call),
         cmocka_unit_test(what_cannot_save_is_refused_by_name),
         cmocka_unit_test(ranks_that_hold_the_same_share_its_writing),
         cmocka_unit_test(a_kept_plan_is_made_again_for_another_state),

@@ -151,12 +151,12 @@ static void the_first_abort_stays(void **state) {
     assert_int_equal(board->rank, 4);
     assert_int_equal(board->status, LOOM_ERR_IO);
     assert_string_equal(board->message, "first");
-    assert_false(loom__board_telling(board));
+    assert_int_equal(loom__board_teller(board), 0);
     assert_true(loom__board_claim_report(board));
     assert_false(loom__board_claim_report(board));
-    assert_true(loom__board_telling(board));
+    assert_int_equal(loom__board_teller(board), getpid());
     loom__board_told(board);
-    assert_false(loom__board_telling(board));
+    assert_int_equal(loom__board_teller(board), 0);
     assert_false(loom__board_claim_report(board));
     free(board);
 }

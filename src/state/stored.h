@@ -1,9 +1,9 @@
 /* What a checkpoint stores of one module, sorted to the parameters of a model. */
-#ifndef STRATEGY_STORED_H
-#define STRATEGY_STORED_H
+#ifndef STATE_STORED_H
+#define STATE_STORED_H
 
 #include "checkpoint/written.h"
-#include "strategy/state.h"
+#include "state/state.h"
 
 typedef struct loom__stored {
     const loom_checkpoint *checkpoint;

@@ -1,7 +1,7 @@
 /* What a checkpoint says beside its tensors, as values: the layout that wrote it, and of the optimizer its groups, its
  * schedule and its loss scaler. Names are Megatron-Core's, except under "megaloom". */
 #include "optim/optim.h"
-#include "strategy/state.h"
+#include "state/state.h"
 #include <stdlib.h>
 
 static loom_status set_int(loom_value_pool *pool, loom_value *dict, const char *key, int64_t of) {

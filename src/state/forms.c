@@ -1,7 +1,7 @@
 /* Where a checkpoint has what it says beside its tensors: among the common state or in objects, as the form of the
  * optimizer asks for. The invariant: a run that saves and a tool that rewrites a checkpoint both come here, so that the
  * same values lie at the same place in both. */
-#include "strategy/state.h"
+#include "state/state.h"
 
 static loom_status set_text(loom_value_pool *pool, loom_value *dict, const char *key, const char *of) {
     loom_value *value = NULL;

@@ -1,12 +1,11 @@
 /* Saving a state: every rank lists the chunks and objects that it holds, also those that others hold as well, and hands
  * the list to the checkpoint I/O. The invariant: each chunk has one main holder among the ranks, and a chunk's bytes
  * are the same on all that hold it. */
-#include "strategy/save.h"
+#include "state/save.h"
 #include "model/gpt.h"
 #include "optim/optim.h"
-#include "strategy/context.h"
-#include "strategy/megatron_io.h"
-#include "strategy/state.h"
+#include "state/context.h"
+#include "state/state.h"
 #include <megaloom/checkpoint_io.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -500,52 +499,4 @@ loom_status loom_fabric_save(loom_fabric *fabric, const char *path, const loom_s
     bool pending;
     LOOM_TRY(loom_fabric_finalize_saves(fabric, true, &pending));
     return loom__fabric_start_save(fabric, path, state, filters, filter_count);
-}
-
-/* ---- how much it will be */
-
-static size_t bytes_of(loom_dtype dtype, int dims, const int64_t *size) {
-    size_t bytes = loom_dtype_size(dtype);
-    for (int i = 0; i < dims; i++)
-        bytes *= (size_t)size[i];
-    return bytes;
-}
-
-/* Of a chunk that `holders` ranks have. */
-static size_t part_of(bool shared, bool is_main, int64_t holders, size_t bytes) {
-    return shared ? bytes / (size_t)holders : is_main ? bytes : 0;
-}
-
-static size_t expected_bytes(const saving *s, bool shared) {
-    const loom_parallel *parallel = s->parts.module;
-    int64_t replicas = loom_comm_size(s->fabric->groups[LOOM_GROUP_DP_CP]);
-    int64_t shards = parallel->ddp ? loom__ddp_view_of(parallel->ddp)->share[LOOM__DDP_DENSE].shards : 1;
-    size_t bytes = 0;
-    for (int64_t i = 0; s->entries && i < s->entries->count; i++) {
-        const loom__state_entry *entry = &s->entries->entries[i];
-        int64_t holders = entry->array == LOOM__STATE_WEIGHT ? replicas : replicas / shards;
-        if (!entry->object)
-            bytes += part_of(
-                shared, loom__state_entry_is_main(entry), holders, bytes_of(entry->dtype, entry->dims, entry->size));
-    }
-    for (int64_t i = 0; s->own && i < s->own->count; i++) {
-        const loom__own_entry *entry = &s->own->entries[i];
-        bytes += part_of(shared, entry->is_main, entry->of_optimizer ? replicas / shards : replicas,
-            bytes_of(entry->dtype, entry->dims, entry->size));
-    }
-    return bytes + bytes / 16; /* whole chunks are shared out, so that some rank has more than its part */
-}
-
-void loom__fabric_expect_save(loom_fabric *fabric, loom_parallel *parallel, loom_optimizer *optimizer) {
-    const loom_checkpoint_io *io = loom_fabric_unwrapped_checkpoint_io(fabric);
-    const loom_checkpoint_io_config *config = loom__megatron_io_config(io);
-    saving s = {.fabric = fabric, .parts = {.module = parallel, .optimizer = optimizer}};
-    loom_state_item items[] = {{.key = "state_dict", .module = parallel}, {.key = "optimizer", .optimizer = optimizer}};
-    if (!config || !config->async_save)
-        return;
-    if (!loom__state_check(&(loom_state){items, optimizer ? 2 : 1}) && !shard_state(&s))
-        loom__megatron_io_prepare(io, expected_bytes(&s, config->parallel_save));
-    else
-        loom_error_clear();
-    free_module(&s);
 }

@@ -3,7 +3,7 @@
  * with the fabric until it is. */
 #include "checkpoint/writer.h"
 #include "format/torch_file.h"
-#include "strategy/save.h"
+#include "state/save.h"
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
@@ -14,11 +14,13 @@
 
 enum { PATH_BYTES = 4096 };
 
-struct loom__save_end {
+/* What follows a save into a folder. */
+typedef struct folder_end {
+    loom__save_end of; /* first: the fabric keeps its address */
     char folder[PATH_BYTES];
     int64_t iteration;
     loom_keep keep;
-};
+} folder_end;
 
 typedef struct kept {
     int64_t iteration;
@@ -94,7 +96,7 @@ static int by_best(const void *a, const void *b) {
     return x->loss != y->loss ? (x->loss > y->loss) - (x->loss < y->loss) : by_newest(b, a);
 }
 
-static void choose(kept *list, int64_t count, const struct loom__save_end *end) {
+static void choose(kept *list, int64_t count, const folder_end *end) {
     qsort(list, (size_t)count, sizeof *list, by_newest);
     for (int64_t i = 0; i < count; i++)
         list[i].wanted = end->keep.last == 0 || i < end->keep.last || list[i].iteration == end->iteration;
@@ -103,7 +105,7 @@ static void choose(kept *list, int64_t count, const struct loom__save_end *end) 
         list[i].wanted |= !isnan(list[i].loss);
 }
 
-static loom_status point(const struct loom__save_end *end, kept **list, int64_t *count) {
+static loom_status point(const folder_end *end, kept **list, int64_t *count) {
     LOOM_TRY(loom__checkpoint_set_latest(end->folder, end->iteration));
     LOOM_TRY(list_folder(end->folder, list, count));
     if (*count == 0)
@@ -113,8 +115,7 @@ static loom_status point(const struct loom__save_end *end, kept **list, int64_t 
 }
 
 /* Rank 0 says which. */
-static loom_status remove_unwanted(
-    loom_fabric *fabric, const struct loom__save_end *end, const kept *list, int64_t count) {
+static loom_status remove_unwanted(loom_fabric *fabric, const folder_end *end, const kept *list, int64_t count) {
     for (int64_t i = 0;; i++) {
         char path[PATH_BYTES];
         int64_t iteration = -1;
@@ -130,7 +131,8 @@ static loom_status remove_unwanted(
     }
 }
 
-static loom_status finish(loom_fabric *fabric, const struct loom__save_end *end) {
+static loom_status finish(const loom__save_end *of, loom_fabric *fabric) {
+    const folder_end *end = (const folder_end *)of;
     kept *list = NULL;
     int64_t count = 0;
     bool first = loom_rank_index(fabric->rank) == 0;
@@ -138,21 +140,6 @@ static loom_status finish(loom_fabric *fabric, const struct loom__save_end *end)
     if (!status)
         status = remove_unwanted(fabric, end, list, count);
     free(list);
-    return status;
-}
-
-loom_status loom_fabric_finalize_saves(loom_fabric *fabric, bool blocking, bool *pending) {
-    loom_status status = loom_checkpoint_io_finalize(loom_fabric_checkpoint_io(fabric), blocking, pending);
-    if (!status && *pending)
-        return LOOM_OK;
-    struct loom__save_end *end = fabric->save_end;
-    fabric->save_end = NULL;
-    *pending = false;
-    if (!status && end)
-        status = finish(fabric, end);
-    else if (status && end)
-        status = loom_fail_context(status, "the save of iteration %lld has failed: ", (long long)end->iteration);
-    free(end);
     return status;
 }
 
@@ -164,10 +151,12 @@ static loom_status make_folder(const char *folder) {
     return LOOM_OK;
 }
 
-static loom_status make_end(const char *folder, int64_t iteration, const loom_keep *keep, struct loom__save_end **out) {
-    struct loom__save_end *end = calloc(1, sizeof *end);
+static loom_status make_end(const char *folder, int64_t iteration, const loom_keep *keep, folder_end **out) {
+    folder_end *end = calloc(1, sizeof *end);
     if (!end)
         return loom_fail(LOOM_ERR_MEMORY, "%s: no memory to save into it", folder);
+    end->of.finish = finish;
+    snprintf(end->of.what, sizeof end->of.what, "the save of iteration %lld", (long long)iteration);
     snprintf(end->folder, sizeof end->folder, "%s", folder);
     end->iteration = iteration;
     end->keep = *keep;
@@ -195,7 +184,7 @@ static loom_status start_save(loom_fabric *fabric, const char *path, const loom_
 loom_status loom_fabric_save_and_keep(
     loom_fabric *fabric, const char *folder, int64_t iteration, const loom_keep *keep, const loom_state *state) {
     loom_comm *world = loom_rank_world(fabric->rank);
-    struct loom__save_end *end = NULL;
+    folder_end *end = NULL;
     char path[PATH_BYTES];
     bool pending;
     if (iteration < 0 || keep->last < 0 || keep->best < 0)
@@ -211,7 +200,7 @@ loom_status loom_fabric_save_and_keep(
         free(end);
         return status;
     }
-    fabric->save_end = end;
+    fabric->save_end = &end->of;
     return loom_fabric_finalize_saves(fabric, false, &pending);
 }
 

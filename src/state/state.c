@@ -1,6 +1,6 @@
 /* What saving and loading know alike: which states can be, what of a checkpoint is whose, and the layout of a module.
  */
-#include "strategy/state.h"
+#include "state/state.h"
 #include "config/sizes.h"
 #include "ddp/plan.h"
 #include "model/gpt.h"

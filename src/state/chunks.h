@@ -1,7 +1,7 @@
 /* Chunks of a checkpoint for those who want them: read by each for itself, or once in a group and sent to the others.
  */
-#ifndef STRATEGY_CHUNKS_H
-#define STRATEGY_CHUNKS_H
+#ifndef STATE_CHUNKS_H
+#define STATE_CHUNKS_H
 
 #include "strategy/strategy.h"
 #include <megaloom/checkpoint.h>

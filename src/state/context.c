@@ -1,10 +1,10 @@
 /* A checkpoint says of itself what it is of: the run file, cut down to what decides model and ranks, goes along, and a
  * model is built again from it by the calls that a run file goes through. The invariant: what is written here reads
  * back to the same model under any layout, so sizes that follow from a layout are left open. */
-#include "strategy/context.h"
+#include "state/context.h"
 #include "config/from.h"
 #include "model/gpt.h"
-#include "strategy/state.h"
+#include "state/state.h"
 #include <megaloom/load_model.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * what the checkpoint has beyond the state, whether they are an error, a warning, an answer or nothing. The invariant:
  * a list that a level ignores is empty behind it. */
 #include "base/nearest.h"
-#include "strategy/state.h"
+#include "state/state.h"
 #include <stdio.h>
 #include <stdlib.h>
 

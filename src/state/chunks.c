@@ -2,7 +2,7 @@
  * The invariant: in round k each member sends the k-th chunk that it reads, be it read well or not, and receives, one
  * after another, those of the others that it wishes; so all messages meet, and a read that failed is told at the end.
  */
-#include "strategy/chunks.h"
+#include "state/chunks.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/task.h"
 #include <stdlib.h>

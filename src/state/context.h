@@ -1,6 +1,6 @@
 /* The context that is stored with a checkpoint. */
-#ifndef STRATEGY_CONTEXT_H
-#define STRATEGY_CONTEXT_H
+#ifndef STATE_CONTEXT_H
+#define STATE_CONTEXT_H
 
 #include "strategy/strategy.h"
 

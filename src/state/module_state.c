@@ -2,7 +2,7 @@
  * tensors by their names. First all of the dict is matched; only then anything is changed, so that an error leaves the
  * module as it was. */
 #include "model/gpt.h"
-#include "strategy/state.h"
+#include "state/state.h"
 #include <stdlib.h>
 
 /* What a parameter gets; NULL: nothing. */

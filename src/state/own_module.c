@@ -4,7 +4,7 @@
  * data-parallel ranks. The invariant: each element of each tensor is the main one of exactly one rank. */
 #include "ddp/ddp.h"
 #include "optim/optim.h"
-#include "strategy/state.h"
+#include "state/state.h"
 #include <stdio.h>
 #include <stdlib.h>
 

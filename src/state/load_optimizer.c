@@ -1,7 +1,7 @@
 /* What of an optimizer is no tensor: how many updates it has done, and where its schedule stands. Megatron-LM, NeMo and
  * the form dp_reshardable keep them at different places; a checkpoint that has neither leaves both as they are. */
 #include "optim/optim.h"
-#include "strategy/state.h"
+#include "state/state.h"
 #include <math.h>
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
 /* Saving and loading states: what the files of it share. */
-#ifndef STRATEGY_STATE_H
-#define STRATEGY_STATE_H
+#ifndef STATE_STATE_H
+#define STATE_STATE_H
 
 #include "checkpoint/reshard.h"
 #include "strategy/strategy.h"

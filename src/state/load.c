@@ -1,7 +1,7 @@
 /* Loading a state, as the strategy does it: first every rank finds out, alone, whether what was asked for is there;
  * they agree; only then anything is changed. The invariant: an error of a strict load leaves the state as it was. */
 #include "model/gpt.h"
-#include "strategy/state.h"
+#include "state/state.h"
 #include <megaloom/checkpoint_io.h>
 #include <stdlib.h>
 

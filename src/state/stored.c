@@ -1,7 +1,7 @@
 /* From the names and chunks of a checkpoint to what arithmetic on layouts takes. A load by ranks and a tool without any
  * begin here. The invariant: an optimizer that nobody asks for is not looked at, so that no layout is needed by which
  * its buckets would be understood. */
-#include "strategy/stored.h"
+#include "state/stored.h"
 #include <stdlib.h>
 
 _Static_assert((int)LOOM_CHECKPOINT_MAX_DIMS == (int)LOOM__STORED_DIMS, "shapes are copied whole");

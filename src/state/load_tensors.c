@@ -3,9 +3,9 @@
  * needs is read once. */
 #include "model/gpt.h"
 #include "optim/optim.h"
-#include "strategy/chunks.h"
+#include "state/chunks.h"
+#include "state/stored.h"
 #include "strategy/megatron_io.h"
-#include "strategy/stored.h"
 #include <stdio.h>
 #include <stdlib.h>
 
