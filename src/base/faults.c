@@ -17,16 +17,19 @@ void loom__faults_begin(loom__faults *faults) {
     faults->text[0] = '\0';
 }
 
-static bool has_line(const loom__faults *faults, const char *line, size_t length) {
-    const char *end = faults->text + faults->length;
-    for (const char *at = faults->text; at < end;) {
-        const char *next = memchr(at, '\n', (size_t)(end - at));
-        size_t there = (size_t)((next ? next : end) - at);
-        if (there == length && memcmp(at, line, length) == 0)
-            return true;
+/* Where the line begins in the text; SIZE_MAX = nowhere. */
+static size_t find_line(const loom__faults *faults, const char *line, size_t length) {
+    for (size_t at = 0; at < faults->length;) {
+        size_t there = strcspn(faults->text + at, "\n");
+        if (there == length && memcmp(faults->text + at, line, length) == 0)
+            return at;
         at += there + 1;
     }
-    return false;
+    return SIZE_MAX;
+}
+
+static bool has_line(const loom__faults *faults, const char *line, size_t length) {
+    return find_line(faults, line, length) != SIZE_MAX;
 }
 
 bool loom__faults_has(const loom__faults *faults, const char *line) {
@@ -72,6 +75,15 @@ void loom__faults_add_record(loom__faults *faults, loom_status status) {
         add_line(faults, status, line, length);
         line += length + (line[length] == '\n');
     }
+}
+
+void loom__faults_append(loom__faults *faults, const char *line, size_t length, const char *text) {
+    size_t at = find_line(faults, line, length), more = strlen(text), end = at + length;
+    if (at == SIZE_MAX || faults->length + more + CLOSING_BYTES > sizeof faults->text)
+        return;
+    memmove(faults->text + end + more, faults->text + end, faults->length - end + 1);
+    memcpy(faults->text + end, text, more);
+    faults->length += more;
 }
 
 bool loom__faults_full(const loom__faults *faults) {

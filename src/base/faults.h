@@ -23,6 +23,9 @@ void loom__faults_begin(loom__faults *faults);
 void loom__faults_add(loom__faults *faults, loom_status status, const char *format, ...) LOOM_PRINTF(3, 4);
 /* Adds each line of this thread's error record, as left by a check that returned `status`; LOOM_OK adds nothing. */
 void loom__faults_add_record(loom__faults *faults, loom_status status);
+/* Puts `text` at the end of the line that is these `length` characters, where it is among the faults and room is left.
+ */
+void loom__faults_append(loom__faults *faults, const char *line, size_t length, const char *text);
 /* True when so many faults were found that looking for more is no use. */
 bool loom__faults_full(const loom__faults *faults);
 /* Whether this very line is among the faults. */

@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-loom__legal loom__nearest_pair(int64_t below, int64_t above) {
+/* "below or above"; one that is not positive is left out. */
+static loom__legal nearest_pair(int64_t below, int64_t above) {
     loom__legal near = {""};
     if (below > 0 && above > 0)
         snprintf(near.text, sizeof near.text, "%" PRId64 " or %" PRId64, below, above);
@@ -29,18 +30,5 @@ loom__legal loom__nearest_divisors(int64_t n, int64_t v) {
                 above = pair[i];
         }
     }
-    return loom__nearest_pair(below < v ? below : 0, above);
-}
-
-loom__legal loom__nearest_multiples(int64_t unit, int64_t v) {
-    int64_t below = v / unit * unit;
-    return loom__nearest_pair(below, below > INT64_MAX - unit ? 0 : below + unit);
-}
-
-void loom__suggest_size(char *text, size_t bytes, const char *name, int64_t n, int64_t others, int64_t v) {
-    if (others <= 0 || n % others != 0 || n / others % v == 0)
-        return;
-    size_t used = strlen(text);
-    snprintf(text + used, bytes - used, "%s %s %s", used > 0 ? "," : "; nearest legal", name,
-        loom__nearest_divisors(n / others, v).text);
+    return nearest_pair(below < v ? below : 0, above);
 }

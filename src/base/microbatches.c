@@ -27,14 +27,13 @@ loom_status loom_data_microbatches(
     int64_t below = global_batch_size / round * round;
     if (below == 0)
         return loom_fail(LOOM_ERR_CONFIG,
-            "global_batch_size is %lld, expected a multiple of micro_batch_size %lld x data-parallel size %lld: "
-            "nearest is %lld",
+            "global_batch_size is %lld, expected a multiple of micro_batch_size %lld x data-parallel size %lld; "
+            "nearest legal %lld",
             (long long)global_batch_size, (long long)micro_batch_size, (long long)data_parallel_size, (long long)round);
     if (below != global_batch_size)
         return loom_fail(LOOM_ERR_CONFIG,
-            "global_batch_size is %lld, expected a multiple of micro_batch_size %lld x data-parallel size %lld: "
-            "nearest are "
-            "%lld and %lld",
+            "global_batch_size is %lld, expected a multiple of micro_batch_size %lld x data-parallel size %lld; "
+            "nearest legal %lld or %lld",
             (long long)global_batch_size, (long long)micro_batch_size, (long long)data_parallel_size, (long long)below,
             (long long)(below + round));
     *microbatches = global_batch_size / round;
@@ -53,19 +52,16 @@ static loom_status increments_of(const loom_data_step_config *config, int64_t *i
     LOOM_TRY(positive("the number of samples of rampup_batch_size", samples));
     if (start >= global)
         return loom_fail(LOOM_ERR_CONFIG,
-            "rampup_batch_size starts with %lld, expected less than global_batch_size %lld: nearest is %lld",
-            (long long)start, (long long)global, (long long)(global > increment ? global - increment : 1));
+            "rampup_batch_size starts with %lld, expected less than global_batch_size %lld", (long long)start,
+            (long long)global);
     if (increment > global - start)
         return loom_fail(LOOM_ERR_CONFIG,
-            "rampup_batch_size goes from %lld in steps of %lld, which pass global_batch_size %lld: nearest is %lld",
-            (long long)start, (long long)increment, (long long)global, (long long)(global - start));
+            "rampup_batch_size goes from %lld in steps of %lld, which pass global_batch_size %lld", (long long)start,
+            (long long)increment, (long long)global);
     if ((global - start) % increment != 0)
         return loom_fail(LOOM_ERR_CONFIG,
-            "rampup_batch_size goes from %lld in steps of %lld, expected that they reach global_batch_size %lld: the "
-            "nearest are %lld and %lld",
-            (long long)start, (long long)increment, (long long)global,
-            (long long)(start + (global - start) / increment * increment),
-            (long long)(start + ((global - start) / increment + 1) * increment));
+            "rampup_batch_size goes from %lld in steps of %lld, expected that they reach global_batch_size %lld",
+            (long long)start, (long long)increment, (long long)global);
     *increments = (global - start) / increment;
     return LOOM_OK;
 }

@@ -5,10 +5,10 @@
 #include "config/field.h"
 #include "config/precision.h"
 #include "config/sizes.h"
+#include "layout/layout.h"
 #include "spec/parameter.h"
 #include <inttypes.h>
 #include <megaloom/data.h>
-#include <megaloom/layout.h>
 #include <string.h>
 
 /* With pytorch there is no DDP configuration: a field of it that was set would count for nothing. */
@@ -85,8 +85,9 @@ static void check_checkpoint(const loom_run_config *config, loom__faults *faults
 static void check_strategy(const loom_megatron_strategy_config *strategy, loom__faults *faults) {
     if (strategy->sequence_parallel && strategy->tensor_model_parallel_size == 1)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "strategy.sequence_parallel: found true with strategy.tensor_model_parallel_size 1, expected a tensor size "
-            "of at least 2, or false");
+            "strategy.sequence_parallel: found true with strategy.tensor_model_parallel_size 1, expected at least 2 "
+            "tensor "
+            "ranks to share rows");
     check_ddp(strategy, faults);
     loom__check_strategy_pipeline(strategy, faults);
 }
@@ -268,10 +269,10 @@ loom_status loom_lr_config_check(const loom_lr_config *config) {
     return loom__faults_end(&faults);
 }
 
-void loom__check_add_part(loom__faults *faults, loom_status status) {
+void loom__check_add_part(loom__faults *faults, const loom__faults *part) {
     static const char *const sections[] = {"strategy.", "model.", "data."};
     const char *next;
-    for (const char *line = status == LOOM_OK ? "" : loom_error_message(); *line; line = next) {
+    for (const char *line = part->text; *line; line = next) {
         size_t length = strcspn(line, "\n"), word = strspn(line, "abcdefghijklmnopqrstuvwxyz0123456789_");
         const char *section = "";
         for (size_t i = 0; i < sizeof sections / sizeof *sections && !*section; i++) {
@@ -282,7 +283,7 @@ void loom__check_add_part(loom__faults *faults, loom_status status) {
         char text[2048];
         snprintf(text, sizeof text, "%s%.*s", section, (int)length, line);
         if (!loom__faults_has(faults, text))
-            loom__faults_add(faults, status, "%s", text);
+            loom__faults_add(faults, part->status, "%s", text);
         next = line + length + (line[length] == '\n');
     }
 }
@@ -336,16 +337,16 @@ static void check_model_ranks(const loom_run_config *config, loom_model_config *
         model->num_query_groups = model->num_attention_heads;
     if (model->moe.moe_ffn_hidden_size == 0)
         model->moe.moe_ffn_hidden_size = model->ffn_hidden_size;
+    loom__faults part;
+    loom__faults_begin(&part);
     if (model->seq_length > 0)
-        loom__check_add_part(
-            faults, loom__model_config_check_context(model, tp, strategy->context_parallel_size, sequence_parallel));
-    if (lacks_experts(model))
-        return;
-    if (strategy->moe_extended_tp)
+        loom__model_context_faults(model, tp, strategy->context_parallel_size, sequence_parallel, &part);
+    bool shared_out = !lacks_experts(model) && !strategy->moe_extended_tp;
+    if (shared_out)
+        loom__model_expert_ranks_faults(model, strategy->expert_model_parallel_size, etp ? etp : tp, &part);
+    loom__check_add_part(faults, &part);
+    if (!lacks_experts(model) && strategy->moe_extended_tp)
         check_extended(model, strategy, faults);
-    else
-        loom__check_add_part(
-            faults, loom__model_config_check_expert_ranks(model, strategy->expert_model_parallel_size, etp ? etp : tp));
 }
 
 static void check_model(const loom_run_config *config, loom__faults *faults) {
@@ -379,11 +380,14 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
     }
     int64_t tp = strategy->tensor_model_parallel_size;
     bool sequence_parallel = strategy->sequence_parallel && tp > 1;
+    loom__faults part;
+    loom__faults_begin(&part);
     if (faults->count == before)
-        loom__check_add_part(faults, loom__model_config_complete(&model, tp, sequence_parallel));
+        loom__model_complete_faults(&model, tp, sequence_parallel, &part);
+    loom__check_add_part(faults, &part);
     /* A model with parts that are not built is told of already, but not complete. */
     if (faults->count == before && faults->not_built)
-        loom__check_add_part(faults, loom__model_config_complete_planned(&model, tp, sequence_parallel));
+        loom__model_config_complete_planned(&model, tp, sequence_parallel);
     check_model_ranks(config, &model, faults);
 }
 
@@ -403,16 +407,19 @@ loom_parallel_sizes loom__strategy_sizes(const loom_megatron_strategy_config *st
     return sizes;
 }
 
-/* Returns the data-parallel size, 0 where the layout has faults. */
+/* Returns the data-parallel size, 0 where the ranks cannot be divided. */
 static int64_t check_layout(const loom_run_config *config, int64_t world_size, loom__faults *faults) {
     loom_parallel_sizes sizes = loom__strategy_sizes(&config->strategy, world_size);
-    loom_layout layout;
-    loom_status status = loom_layout_init(&sizes, &layout);
-    loom__check_add_part(faults, status);
-    return status == LOOM_OK ? loom_layout_data_parallel_size(&layout) : 0;
+    loom__layout_checked layout = {0};
+    loom__faults part;
+    loom__faults_begin(&part);
+    loom__layout_faults(&sizes, &layout, &part);
+    loom__check_add_part(faults, &part);
+    return layout.data;
 }
 
-static void check_batch(const loom_run_config *config, int64_t data_parallel, loom__faults *faults) {
+static void check_batch(
+    const loom_run_config *config, int64_t world_size, int64_t data_parallel, loom__faults *faults) {
     const loom_data_config *data = &config->data;
     int64_t micro = data->micro_batch_size, global = data->global_batch_size;
     if (micro < 1 || global < 1 || data_parallel < 1 || micro > INT64_MAX / data_parallel)
@@ -430,22 +437,22 @@ static void check_batch(const loom_run_config *config, int64_t data_parallel, lo
             {data->rampup_batch_size[0], data->rampup_batch_size[1], data->rampup_batch_size[2]},
             data->decrease_batch_size_if_needed};
         loom_status status = loom_data_step_check(&sizes);
+        /* What is legal of the batch alone need not be so of the ramp-up: that is found for the whole run. */
+        const char *found = loom_error_message(), *end = strstr(found, "; nearest legal ");
+        int length = end ? (int)(end - found) : (int)strlen(found);
         if (status)
-            loom__faults_add(faults, status, "data.rampup_batch_size: %s", loom_error_message());
+            loom__faults_add(faults, status,
+                "data.rampup_batch_size: [%" PRId64 ", %" PRId64 ", %" PRId64 "] on world_size %" PRId64 ": %.*s",
+                data->rampup_batch_size[0], data->rampup_batch_size[1], data->rampup_batch_size[2], world_size, length,
+                found);
         return;
     }
     if (global % unit == 0 || (data->decrease_batch_size_if_needed && global > unit))
         return;
-    int64_t below = global / unit * unit;
-    char lower[64] = "";
-    if (below > 0)
-        snprintf(lower, sizeof lower, "sizes are %" PRId64 " and ", below);
-    else
-        snprintf(lower, sizeof lower, "size is ");
     loom__faults_add(faults, LOOM_ERR_CONFIG,
         "data.global_batch_size: found %" PRId64 ", expected a multiple of %" PRId64 " (data.micro_batch_size %" PRId64
-        " times %" PRId64 " data-parallel rank%s): the nearest legal %s%" PRId64,
-        global, unit, micro, data_parallel, data_parallel == 1 ? "" : "s", lower, below + unit);
+        " times %" PRId64 " data-parallel rank%s)",
+        global, unit, micro, data_parallel, data_parallel == 1 ? "" : "s");
 }
 
 static void check_one_file(const char *field, int64_t count, loom__faults *faults) {
@@ -501,7 +508,10 @@ static void check_split(const loom_run_config *config, loom__faults *faults) {
     const loom_data_config *data = &config->data;
     double shares[LOOM_SPLIT_COUNT][2];
     loom_status status = loom_data_split_parse(data->split, shares);
-    loom__check_add_part(faults, status);
+    loom__faults part;
+    loom__faults_begin(&part);
+    loom__faults_add_record(&part, status);
+    loom__check_add_part(faults, &part);
     if (status || !data->kind || strcmp(data->kind, "gpt") != 0 || data->path_count == 0)
         return;
     if (data->train_path_count == 0 && shares[LOOM_SPLIT_TRAIN][0] < 0)
@@ -545,29 +555,35 @@ static void check_data(const loom_run_config *config, loom__faults *faults) {
     check_split(config, faults);
 }
 
-void loom__check_run(const loom_run_config *config, int64_t world_size, loom__faults *faults) {
+void loom__check_sizes(const loom_run_config *config, int64_t world_size, loom__faults *faults) {
+    check_strategy(&config->strategy, faults);
+    check_model(config, faults);
+    check_data(config, faults);
+    int64_t data_parallel = world_size > 0 ? check_layout(config, world_size, faults) : 0;
+    check_batch(config, world_size, data_parallel, faults);
+    loom__check_pipeline(config, data_parallel, faults);
+}
+
+bool loom__check_run(const loom_run_config *config, int64_t world_size, loom__faults *faults) {
     loom__fields_check(config, "", faults);
     bool sound = faults->status != LOOM_ERR_CONFIG;
     if (config->steps == 0)
         missing(faults, "steps", "an integer >= 1");
     /* Combinations are judged only where their parts are sound. */
     if (!sound)
-        return;
-    check_strategy(&config->strategy, faults);
+        return false;
+    loom__check_sizes(config, world_size, faults);
     loom__check_precision(&config->precision, faults);
-    check_model(config, faults);
-    check_data(config, faults);
     check_checkpoint(config, faults);
     check_optimizer(&config->optim, faults);
     check_schedule(&config->lr, config->steps, faults);
-    int64_t data_parallel = world_size > 0 ? check_layout(config, world_size, faults) : 0;
-    check_batch(config, data_parallel, faults);
-    loom__check_pipeline(config, data_parallel, faults);
+    return true;
 }
 
 loom_status loom_run_config_check(const loom_run_config *config, int64_t world_size) {
     loom__faults faults;
     loom__faults_begin(&faults);
-    loom__check_run(config, world_size, &faults);
+    if (loom__check_run(config, world_size, &faults))
+        loom__suggest_run(config, NULL, world_size, &faults);
     return loom__faults_end(&faults);
 }

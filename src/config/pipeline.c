@@ -4,6 +4,7 @@
 #include "config/check.h"
 #include "config/sizes.h"
 #include "layout/layout.h"
+#include "schedule/schedule.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -39,8 +40,11 @@ void loom__check_strategy_pipeline(const loom_megatron_strategy_config *strategy
             "strategy.microbatch_group_size_per_vp_stage: found %" PRId64
             ", expected at least strategy.pipeline_model_parallel_size %" PRId64 ", or null",
             strategy->microbatch_group_size_per_vp_stage, strategy->pipeline_model_parallel_size);
-    loom__check_add_part(faults, loom__check_virtual_stages(strategy->virtual_pipeline_model_parallel_size,
-                                     strategy->pipeline_model_parallel_size));
+    loom__faults part;
+    loom__faults_begin(&part);
+    loom__faults_add_record(&part, loom__check_virtual_stages(strategy->virtual_pipeline_model_parallel_size,
+                                       strategy->pipeline_model_parallel_size));
+    loom__check_add_part(faults, &part);
 }
 
 typedef struct step {
@@ -48,24 +52,28 @@ typedef struct step {
     int64_t micro, data_parallel;
 } step;
 
-/* Asks whether a batch of `size` samples makes a schedule. The schedule knows microbatches alone, so its message gets
- * the fields that they come from. */
-static loom_status check_size(const step *s, int64_t size) {
+/* Adds why a batch of `size` samples makes no schedule. The schedule knows microbatches alone, so its lines get the
+ * fields that they come from; batch: what the size is called. */
+static void check_size(const step *s, int64_t size, const char *batch, loom__faults *faults) {
     loom_schedule_config schedule = s->schedule;
+    loom__faults found;
     schedule.microbatches = size / (s->micro * s->data_parallel);
-    loom_status status = loom_schedule_config_check(&schedule);
-    if (status == LOOM_OK)
-        return LOOM_OK;
-    char found[1024];
-    snprintf(found, sizeof found, "%s", loom_error_message());
-    return loom_fail(status,
-        "%s (batch size %" PRId64 ", data.micro_batch_size %" PRId64 ", %" PRId64 " data-parallel rank%s)", found, size,
-        s->micro, s->data_parallel, s->data_parallel == 1 ? "" : "s");
+    loom__faults_begin(&found);
+    loom__schedule_faults(&schedule, &found);
+    const char *next;
+    for (const char *line = found.text; *line; line = next) {
+        size_t length = strcspn(line, "\n");
+        loom__faults_add(faults, found.status,
+            "%.*s (%s %" PRId64 ", data.micro_batch_size %" PRId64 ", %" PRId64 " data-parallel rank%s)", (int)length,
+            line, batch, size, s->micro, s->data_parallel, s->data_parallel == 1 ? "" : "s");
+        next = line + length + (line[length] == '\n');
+    }
 }
 
 static void check_ramp_up(const step *s, const int64_t ramp[3], int64_t global, loom__faults *faults) {
-    enum { SIZES_MAX = 1 << 20 };
-    if (ramp[0] < 1 || ramp[1] < 1)
+    enum { SIZES_MAX = 1 << 16 };
+    /* Without chunks any number of microbatches is a schedule. */
+    if (ramp[0] < 1 || ramp[1] < 1 || s->schedule.chunks <= 1)
         return;
     /* Whether a size is legal depends on its microbatches modulo the group, which repeats: no more need be asked. */
     int64_t group = s->schedule.group > 0 ? s->schedule.group : s->schedule.stages;
@@ -78,16 +86,19 @@ static void check_ramp_up(const step *s, const int64_t ramp[3], int64_t global, 
             ramp[0], ramp[1], ramp[2], sizes, SIZES_MAX);
         return;
     }
-    for (int64_t i = 0; i < asked; i++) {
+    loom__faults found;
+    loom__faults_begin(&found);
+    for (int64_t i = 0; i < asked && found.count == 0; i++) {
         int64_t size = ramp[0] + i * ramp[1];
         /* One that is no whole number of microbatches is refused where batches are checked. */
-        loom_status status = size < s->micro * s->data_parallel ? LOOM_OK : check_size(s, size);
-        if (status == LOOM_OK)
+        if (size < s->micro * s->data_parallel)
             continue;
-        loom__faults_add(faults, status,
-            "data.rampup_batch_size: [%" PRId64 ", %" PRId64 ", %" PRId64 "] passes through batch size %" PRId64 ": %s",
-            ramp[0], ramp[1], ramp[2], size, loom_error_message());
-        return;
+        check_size(s, size, "batch size", &found);
+        if (found.count > 0)
+            loom__faults_add(faults, found.status,
+                "data.rampup_batch_size: [%" PRId64 ", %" PRId64 ", %" PRId64 "] passes through batch size %" PRId64
+                ": %s",
+                ramp[0], ramp[1], ramp[2], size, found.text);
     }
 }
 
@@ -114,19 +125,30 @@ static void check_microbatches(
         .data_parallel = data_parallel};
     /* What no batch size mends is told without one. */
     loom_schedule_config least = s.schedule;
-    least.microbatches = least.group > least.stages ? least.group : least.stages;
-    loom_status status = loom_schedule_config_check(&least);
-    loom__check_add_part(faults, status ? status : check_size(&s, global));
-    if (!status)
+    least.microbatches = least.stages;
+    least.group = chunks > 1 ? 0 : least.group;
+    loom__faults part;
+    loom__faults_begin(&part);
+    loom__schedule_faults(&least, &part);
+    bool possible = part.count == 0;
+    if (possible)
+        check_size(
+            &s, global, data->global_batch_size ? "data.global_batch_size" : "data.global_batch_size null is", &part);
+    loom__check_add_part(faults, &part);
+    if (possible)
         check_ramp_up(&s, data->rampup_batch_size, global, faults);
 }
 
 void loom__check_pipeline(const loom_run_config *config, int64_t data_parallel, loom__faults *faults) {
     loom_stage_split split = loom_stage_split_of(&config->strategy, &config->model.config);
-    int64_t chunks;
-    loom_status status = loom_stage_split_chunks(&split, &chunks);
+    int64_t chunks = 0, unused;
+    loom__faults part;
+    loom__faults_begin(&part);
+    loom__stage_chunks_faults(&split, &chunks, &part);
     /* Layers that are still in a directory, or missing, are named elsewhere. */
-    loom__check_add_part(faults, status || split.layers == 0 ? status : loom__stage_split_check(&split));
-    if (status == LOOM_OK && group_fits(&config->strategy))
+    if (part.count == 0 && split.layers != 0)
+        loom__stage_split_faults(&split, &unused, &part);
+    loom__check_add_part(faults, &part);
+    if (chunks > 0 && group_fits(&config->strategy))
         check_microbatches(config, chunks, data_parallel, faults);
 }

@@ -22,23 +22,41 @@ static bool is_about_faulty(const char *line, const bool *faulty) {
     return false;
 }
 
-/* Adds what a check says of the configuration, but for what is about a field that has been named. */
-static void add_found(const loom_run_config *sound, const bool *faulty, int64_t world_size, loom__faults *faults) {
-    loom__faults found;
+void loom__add_unknown(loom__faults *faults, const loom__faults *found, const bool *faulty) {
+    const char *next;
+    for (const char *at = found->text; *at; at = next) {
+        char line[2048];
+        size_t length = strcspn(at, "\n");
+        snprintf(line, sizeof line, "%.*s", (int)length, at);
+        next = at + length + (at[length] == '\n');
+        if (!(faulty && is_about_faulty(line, faulty)) && !loom__faults_has(faults, line))
+            loom__faults_add(faults, LOOM_ERR_CONFIG, "%s", line);
+    }
+}
+
+/* Adds what a check says of the configuration, but for what is about a field that has been named. told: all such lines
+ * so far, without suggestions. */
+static void add_found(
+    const loom_run_config *sound, const bool *faulty, int64_t world_size, loom__faults *told, loom__faults *faults) {
+    loom__faults found, fresh;
+    int64_t world = world_size > 0 ? world_size : sound->ranks;
     loom__faults_begin(&found);
     found.not_built = faults->not_built;
     /* The table tells what is not built of the configuration as it is. */
     if (faults->not_built)
         loom__fields_check(sound, "", &found);
-    loom__check_run(sound, world_size > 0 ? world_size : sound->ranks, &found);
-    char *next;
-    for (char *line = found.text; line && *line; line = next) {
-        next = strchr(line, '\n');
-        if (next)
-            *next++ = '\0';
-        if (!is_about_faulty(line, faulty) && !loom__faults_has(faults, line))
-            loom__faults_add(faults, LOOM_ERR_CONFIG, "%s", line);
+    bool judged = loom__check_run(sound, world, &found);
+    size_t before = told->length;
+    loom__add_unknown(told, &found, faulty);
+    loom__faults_begin(&fresh);
+    for (const char *line = told->text + before + (before > 0 && told->length > before), *next; *line; line = next) {
+        size_t length = strcspn(line, "\n");
+        loom__faults_add(&fresh, LOOM_ERR_CONFIG, "%.*s", (int)length, line);
+        next = line + length + (line[length] == '\n');
     }
+    if (judged)
+        loom__suggest_run(sound, faulty, world, &fresh);
+    loom__add_unknown(faults, &fresh, NULL);
 }
 
 static void fill(int64_t *size, int64_t value, const char *path, bool *faulty) {
@@ -95,7 +113,9 @@ void loom__check_planned(const loom_run_config *config, const bool *faulty, int6
         sound.data.kind = "mock";
     if (faulty[loom__field_find("model.architecture")])
         sound.model.config.architecture = "llama";
-    add_found(&sound, faulty, world_size, faults);
+    loom__faults told;
+    loom__faults_begin(&told);
+    add_found(&sound, faulty, world_size, &told, faults);
     bool *missing = calloc((size_t)loom__field_count, sizeof *missing);
     if (!missing || sound.model.hf || sound.model.from) {
         free(missing);
@@ -103,6 +123,6 @@ void loom__check_planned(const loom_run_config *config, const bool *faulty, int6
     }
     memcpy(missing, faulty, (size_t)loom__field_count * sizeof *missing);
     if (fill_in(&sound, missing))
-        add_found(&sound, missing, world_size, faults);
+        add_found(&sound, missing, world_size, &told, faults);
     free(missing);
 }

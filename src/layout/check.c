@@ -3,8 +3,7 @@
  * Nothing is changed in the sizes before all checks passed: what comes out satisfies every invariant that the
  * arithmetic of layout.c relies on (all sizes positive, all products exact, pipelines of the dense and the expert grid
  * equal). */
-#include "base/faults.h"
-#include "base/legal.h"
+#include "base/suggest.h"
 #include "layout/layout.h"
 #include <ctype.h>
 #include <inttypes.h>
@@ -135,11 +134,12 @@ static int64_t check_world(loom__faults *faults, const loom_parallel_sizes *s, i
         model = INT64_MAX;
     if (world % model == 0 && model < INT64_MAX)
         return world / model;
-    char what[320], legal[512] = "";
+    char what[384];
     if (with_encoder)
         snprintf(what, sizeof what,
-            "context_parallel_size %" PRId64 " x (encoder %" PRId64 " x %" PRId64
-            " + decoder tensor_model_parallel_size %" PRId64 " x pipeline_model_parallel_size %" PRId64 ")",
+            "context_parallel_size %" PRId64 " x (encoder_tensor_model_parallel_size %" PRId64
+            " x encoder_pipeline_model_parallel_size %" PRId64 " + tensor_model_parallel_size %" PRId64
+            " x pipeline_model_parallel_size %" PRId64 ")",
             s->context, s->encoder_tensor > 0 ? s->encoder_tensor : s->tensor, s->encoder_pipeline, s->tensor,
             s->pipeline);
     else
@@ -147,40 +147,27 @@ static int64_t check_world(loom__faults *faults, const loom_parallel_sizes *s, i
             "tensor_model_parallel_size %" PRId64 " x pipeline_model_parallel_size %" PRId64
             " x context_parallel_size %" PRId64,
             s->tensor, s->pipeline, s->context);
-    if (!with_encoder) {
-        loom__suggest_size(
-            legal, sizeof legal, "tensor_model_parallel_size", world, times(s->pipeline, s->context), s->tensor);
-        loom__suggest_size(
-            legal, sizeof legal, "pipeline_model_parallel_size", world, times(s->tensor, s->context), s->pipeline);
-        loom__suggest_size(
-            legal, sizeof legal, "context_parallel_size", world, times(s->tensor, s->pipeline), s->context);
-    }
-    if (model == INT64_MAX) {
-        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s is 2^63 or more, world_size %" PRId64 "%s", what, world, legal);
-        return 0;
-    }
-    size_t used = strlen(legal);
-    snprintf(legal + used, sizeof legal - used, "%s world_size %s", used > 0 ? ", or" : "; nearest legal",
-        loom__nearest_multiples(model, world).text);
-    loom__faults_add(faults, LOOM_ERR_CONFIG, "%s = %" PRId64 " %s world_size %" PRId64 "%s", what, model,
-        model > world ? "is more than" : "does not divide", world, legal);
+    if (model == INT64_MAX)
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s is 2^63 or more, world_size %" PRId64, what, world);
+    else
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "%s = %" PRId64 " %s world_size %" PRId64, what, model,
+            model > world ? "is more than" : "does not divide", world);
     return 0;
 }
 
 /* Gives the expert data parallel size, 0 when at fault. */
-static int64_t check_experts(loom__faults *faults, int64_t decoder_ranks, int64_t etp, int64_t ep, int64_t pp) {
+static int64_t check_experts(
+    loom__faults *faults, const loom_parallel_sizes *s, int64_t decoder_ranks, int64_t etp, int64_t ep, int64_t pp) {
     if (decoder_ranks == 0 || etp == 0 || ep == 0)
         return 0;
     int64_t model = times(times(etp, ep), pp);
     if (model > 0 && decoder_ranks % model == 0)
         return decoder_ranks / model;
-    char legal[256] = "";
-    loom__suggest_size(legal, sizeof legal, "expert_model_parallel_size", decoder_ranks, times(etp, pp), ep);
-    loom__suggest_size(legal, sizeof legal, "expert_tensor_parallel_size", decoder_ranks, times(ep, pp), etp);
     loom__faults_add(faults, LOOM_ERR_CONFIG,
-        "expert_tensor_parallel_size %" PRId64 " x expert_model_parallel_size %" PRId64
-        " x pipeline_model_parallel_size %" PRId64 " does not divide the %" PRId64 " ranks%s",
-        etp, ep, pp, decoder_ranks, legal);
+        "expert_tensor_parallel_size %" PRId64 "%s x expert_model_parallel_size %" PRId64
+        " x pipeline_model_parallel_size %" PRId64 " does not divide the %" PRId64 " ranks of world_size%s",
+        etp, s->expert_tensor == 0 ? " (that of tensor_model_parallel_size)" : "", ep, pp, decoder_ranks,
+        s->encoder_pipeline > 0 ? " that are not the encoder's" : "");
     return 0;
 }
 
@@ -204,27 +191,29 @@ static void check_expert_pipelines(
     bool unequal = c->order[last] != LOOM__AXIS_PP && c->data != c->expert_data;
     if (!unequal && dense_stride == expert_stride)
         return;
-    int64_t replica = times(s->tensor, s->context);
-    char legal[160] = "";
-    if (replica > 0 && replica % etp == 0 && replica / etp != s->expert)
-        snprintf(legal, sizeof legal, "expert_model_parallel_size %" PRId64 ", or ", replica / etp);
+    char order[80];
+    if (s->order[0])
+        snprintf(order, sizeof order, "order '%s'", s->order);
+    else
+        snprintf(order, sizeof order, "use_tp_pp_dp_mapping, which orders ranks %s,", mapping_order);
     loom__faults_add(faults, LOOM_ERR_CONFIG,
-        "order '%s' does not end in pp, which needs expert_tensor_parallel_size %" PRId64
+        "%s does not end in pp, which needs expert_tensor_parallel_size %" PRId64
         " x expert_model_parallel_size %" PRId64 " = tensor_model_parallel_size %" PRId64
         " x context_parallel_size %" PRId64 "%s (data parallel size %" PRId64 ", of the experts %" PRId64
-        "); nearest legal %sorder %s",
-        s->order[0] ? s->order : mapping_order, etp, s->expert, s->tensor, s->context,
-        unequal ? "" : ", laid out on the same side of pp", c->data, c->expert_data, legal, default_order);
+        "); order %s asks for no more than that both divide",
+        order, etp, s->expert, s->tensor, s->context, unequal ? "" : ", laid out on the same side of pp", c->data,
+        c->expert_data, default_order);
 }
 
-static void check_instances(loom__faults *faults, int64_t instances, int64_t replicas, int64_t expert_data) {
+static void check_instances(
+    loom__faults *faults, int64_t world, int64_t instances, int64_t replicas, int64_t expert_data) {
     int64_t common = common_divisor(replicas, expert_data);
     if (common % instances != 0)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "num_distributed_optimizer_instances is %" PRId64
             ": expected a divisor of data x context parallel size %" PRId64
-            " and of the expert data parallel size %" PRId64 "; nearest legal %s",
-            instances, replicas, expert_data, loom__nearest_divisors(common, instances).text);
+            " and of the expert data parallel size %" PRId64 " of world_size %" PRId64,
+            instances, replicas, expert_data, world);
 }
 
 /* An encoder group of enc_tp ranks serves a run of consecutive decoder pipelines. The run stays within one
@@ -243,9 +232,8 @@ static void check_encoder_mixing(loom__faults *faults, const loom__layout_checke
     loom__faults_add(faults, LOOM_ERR_CONFIG,
         "encoder_tensor_model_parallel_size is %" PRId64 " and tensor_model_parallel_size is %" PRId64
         ": some pipeline would join ranks of different data-parallel or context rank (data parallel size %" PRId64
-        ", context_parallel_size %" PRId64 "); nearest legal encoder_tensor_model_parallel_size %s",
-        encoder_tensor, s->tensor, c->data, s->context,
-        tensor_first ? loom__nearest_divisors(s->tensor, encoder_tensor).text : loom__nearest_pair(0, s->tensor).text);
+        ", context_parallel_size %" PRId64 ")",
+        encoder_tensor, s->tensor, c->data, s->context);
 }
 
 loom_status loom__check_virtual_stages(int64_t virtual_pipeline, int64_t pipeline) {
@@ -269,56 +257,52 @@ static bool check_extended(loom__faults *faults, int64_t ranks, const loom_paral
         return false;
     if (unit > 0 && ranks % unit == 0)
         return true;
-    char legal[256] = "";
-    loom__suggest_size(legal, sizeof legal, "expert_model_parallel_size", ranks, times(s->tensor, pp), s->expert);
     loom__faults_add(faults, LOOM_ERR_CONFIG,
         "moe_extended_tp: tensor_model_parallel_size %" PRId64 " x expert_model_parallel_size %" PRId64
-        " x pipeline_model_parallel_size %" PRId64 " does not divide the %" PRId64 " ranks%s",
-        s->tensor, s->expert, pp, ranks, legal);
+        " x pipeline_model_parallel_size %" PRId64 " does not divide the %" PRId64 " ranks of world_size",
+        s->tensor, s->expert, pp, ranks);
     return false;
 }
 
-loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_checked *out) {
-    loom__faults faults;
-    loom__faults_begin(&faults);
+void loom__layout_faults(const loom_parallel_sizes *sizes, loom__layout_checked *out, loom__faults *faults) {
     loom__layout_checked c = {.sizes = *sizes};
     loom_parallel_sizes *s = &c.sizes;
+    int64_t before = faults->count;
 
-    int64_t world = check_least(&faults, "world_size", s->world, 1);
-    int64_t tp = check_least(&faults, "tensor_model_parallel_size", s->tensor, 1);
-    int64_t pp = check_least(&faults, "pipeline_model_parallel_size", s->pipeline, 1);
-    int64_t cp = check_least(&faults, "context_parallel_size", s->context, 1);
-    int64_t ep = check_least(&faults, "expert_model_parallel_size", s->expert, 1);
-    int64_t instances = check_least(&faults, "num_distributed_optimizer_instances", s->optimizer_instances, 1);
-    int64_t vpp = check_least(&faults, "virtual_pipeline_model_parallel_size", s->virtual_pipeline, 0);
-    int64_t etp = check_least(&faults, "expert_tensor_parallel_size", s->expert_tensor, 0);
-    int64_t encoder_tp = check_least(&faults, "encoder_tensor_model_parallel_size", s->encoder_tensor, 0);
-    int64_t encoder_pp = check_least(&faults, "encoder_pipeline_model_parallel_size", s->encoder_pipeline, 0);
+    int64_t world = check_least(faults, "world_size", s->world, 1);
+    int64_t tp = check_least(faults, "tensor_model_parallel_size", s->tensor, 1);
+    int64_t pp = check_least(faults, "pipeline_model_parallel_size", s->pipeline, 1);
+    int64_t cp = check_least(faults, "context_parallel_size", s->context, 1);
+    int64_t ep = check_least(faults, "expert_model_parallel_size", s->expert, 1);
+    int64_t instances = check_least(faults, "num_distributed_optimizer_instances", s->optimizer_instances, 1);
+    int64_t vpp = check_least(faults, "virtual_pipeline_model_parallel_size", s->virtual_pipeline, 0);
+    int64_t etp = check_least(faults, "expert_tensor_parallel_size", s->expert_tensor, 0);
+    int64_t encoder_tp = check_least(faults, "encoder_tensor_model_parallel_size", s->encoder_tensor, 0);
+    int64_t encoder_pp = check_least(faults, "encoder_pipeline_model_parallel_size", s->encoder_pipeline, 0);
     if (s->expert_tensor == 0)
         etp = tp;
     if (s->encoder_tensor == 0)
         encoder_tp = tp;
 
-    check_hierarchical(&faults, s, cp);
+    check_hierarchical(faults, s, cp);
     bool absent[LOOM_LAYOUT_AXES] = {true, true, true, true, true};
-    bool ordered = check_order(&faults, s, c.order, absent);
+    bool ordered = check_order(faults, s, c.order, absent);
 
     loom_status virtual_stages = loom__check_virtual_stages(vpp, pp);
     if (virtual_stages)
-        loom__faults_add(&faults, virtual_stages, "%s", loom_error_message());
+        loom__faults_add(faults, virtual_stages, "%s", loom_error_message());
     if (tp > 0 && encoder_tp > tp) {
-        loom__faults_add(&faults, LOOM_ERR_CONFIG,
-            "encoder_tensor_model_parallel_size is %" PRId64 ", above tensor_model_parallel_size %" PRId64
-            ": nearest legal %" PRId64,
-            encoder_tp, tp, tp);
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "encoder_tensor_model_parallel_size is %" PRId64 ", above tensor_model_parallel_size %" PRId64, encoder_tp,
+            tp);
         encoder_tp = 0;
     }
     bool encoder = encoder_pp > 0;
     if (encoder && instances > 1) {
-        loom__faults_add(&faults, LOOM_ERR_UNSUPPORTED,
+        loom__faults_add(faults, LOOM_ERR_UNSUPPORTED,
             "not supported yet: num_distributed_optimizer_instances %" PRId64
-            " together with encoder ranks; nearest legal 1",
-            instances);
+            " together with encoder ranks (encoder_pipeline_model_parallel_size %" PRId64 ")",
+            instances, encoder_pp);
     }
 
     int64_t decoder_model = times(times(tp, pp), cp), encoder_model = times(times(encoder_tp, encoder_pp), cp);
@@ -326,16 +310,17 @@ loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_ch
         decoder_model = INT64_MAX;
     if (encoder && encoder_tp > 0 && cp > 0 && encoder_model == 0)
         encoder_model = INT64_MAX;
-    c.data = check_world(&faults, s, world, decoder_model, encoder_model, encoder);
+    c.data = check_world(faults, s, world, decoder_model, encoder_model, encoder);
+    out->data = c.data;
     c.encoder_ranks = c.data * encoder_model;
     c.decoder_ranks = c.data * decoder_model;
     if (s->moe_extended_tp) {
-        bool fits = check_extended(&faults, c.decoder_ranks, s, pp);
+        bool fits = check_extended(faults, c.decoder_ranks, s, pp);
         etp = times(tp, ep);
         s->expert = ep = 1;
         c.expert_data = fits ? c.decoder_ranks / times(etp, pp) : 0;
     } else {
-        c.expert_data = check_experts(&faults, c.decoder_ranks, etp, ep, pp);
+        c.expert_data = check_experts(faults, s, c.decoder_ranks, etp, ep, pp);
     }
 
     if (ordered) {
@@ -348,19 +333,20 @@ loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_ch
         bool complete = true;
         for (int axis = 0; axis < LOOM_LAYOUT_AXES; axis++) {
             for (int i = 0; absent[axis] && size[axis][i] > 0; i++) {
-                check_absent(&faults, s, axis_name[axis], name[axis][i], size[axis][i]);
+                check_absent(faults, s, axis_name[axis], name[axis][i], size[axis][i]);
                 complete &= size[axis][i] == 1;
             }
         }
         if (complete && c.data > 0 && c.expert_data > 0)
-            check_expert_pipelines(&faults, &c, absent, etp);
+            check_expert_pipelines(faults, &c, absent, etp);
         if (complete && encoder && c.data > 0 && encoder_tp > 0)
-            check_encoder_mixing(&faults, &c, encoder_tp);
+            check_encoder_mixing(faults, &c, encoder_tp);
     }
     if (instances > 1 && c.data > 0 && c.expert_data > 0)
-        check_instances(&faults, instances, c.data * cp, c.expert_data);
+        check_instances(faults, world, instances, c.data * cp, c.expert_data);
 
-    LOOM_TRY(loom__faults_end(&faults));
+    if (faults->count > before)
+        return;
 
     s->expert_tensor = etp;
     s->moe_extended_tp = false;
@@ -370,5 +356,43 @@ loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_ch
         used +=
             (size_t)snprintf(s->order + used, sizeof s->order - used, "%s%s", i > 0 ? "-" : "", axis_name[c.order[i]]);
     *out = c;
-    return LOOM_OK;
+}
+
+typedef struct trial {
+    loom_parallel_sizes sizes;
+    loom__layout_checked checked;
+} trial;
+
+static void try_sizes(void *context, loom__faults *faults) {
+    trial *t = context;
+    loom__layout_faults(&t->sizes, &t->checked, faults);
+}
+
+static void suggest(const loom_parallel_sizes *sizes, loom__faults *faults) {
+    trial t = {.sizes = *sizes};
+    loom_parallel_sizes *s = &t.sizes;
+    const int64_t most = LOOM__NUMBER_MAX;
+    const loom__variable variables[] = {{"world_size", &s->world, NULL, 1, most, 0, false},
+        {"tensor_model_parallel_size", &s->tensor, NULL, 1, most, 0, false},
+        {"pipeline_model_parallel_size", &s->pipeline, NULL, 1, most, 0, false},
+        {"virtual_pipeline_model_parallel_size", &s->virtual_pipeline, NULL, 1, most, 0, true},
+        {"context_parallel_size", &s->context, NULL, 1, most, 0, false},
+        {"expert_model_parallel_size", &s->expert, NULL, 1, most, 0, false},
+        {"expert_tensor_parallel_size", &s->expert_tensor, NULL, 1, most, s->tensor, true},
+        {"encoder_tensor_model_parallel_size", &s->encoder_tensor, NULL, 1, most, s->tensor, true},
+        {"encoder_pipeline_model_parallel_size", &s->encoder_pipeline, NULL, 0, most, 0, false},
+        {"num_distributed_optimizer_instances", &s->optimizer_instances, NULL, 1, most, 0, false},
+        {"moe_extended_tp", NULL, &s->moe_extended_tp, 0, 0, 0, false},
+        {"use_tp_pp_dp_mapping", NULL, &s->use_tp_pp_dp_mapping, 0, 0, 0, false}};
+    const loom__trial all = {
+        .variables = variables, .count = sizeof variables / sizeof *variables, .check = try_sizes, .context = &t};
+    loom__faults_suggest(faults, &all);
+}
+
+loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_checked *out) {
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    loom__layout_faults(sizes, out, &faults);
+    suggest(sizes, &faults);
+    return loom__faults_end(&faults);
 }

@@ -2,6 +2,7 @@
 #ifndef LAYOUT_LAYOUT_H
 #define LAYOUT_LAYOUT_H
 
+#include "base/faults.h"
 #include <megaloom/layout.h>
 #include <megaloom/stages.h>
 
@@ -22,13 +23,20 @@ typedef struct loom__layout_checked {
     int64_t encoder_ranks, decoder_ranks;
 } loom__layout_checked;
 
-/* All checks of loom_layout_init. */
+/* All checks of loom_layout_init. *out is written where they find nothing; its `data` always, 0
+ * where the ranks cannot be divided. */
+void loom__layout_faults(const loom_parallel_sizes *sizes, loom__layout_checked *out, loom__faults *faults);
+/* The same, with the nearest legal values. */
 loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_checked *out);
 
 /* Virtual stages want a pipeline; 0 = none. Sizes need not be legal otherwise. Errors: LOOM_ERR_CONFIG. */
 loom_status loom__check_virtual_stages(int64_t virtual_pipeline, int64_t pipeline);
 
-/* All checks of loom_stage_split_make. */
+/* All checks of loom_stage_split_make. *chunks: of a stage, written where there are no faults of its number. */
+void loom__stage_split_faults(const loom_stage_split *split, int64_t *chunks, loom__faults *faults);
+/* The same, with the nearest legal values. */
 loom_status loom__stage_split_check(const loom_stage_split *split);
+/* Those of the number of chunks alone, which layers have no part in. */
+void loom__stage_chunks_faults(const loom_stage_split *split, int64_t *chunks, loom__faults *faults);
 
 #endif

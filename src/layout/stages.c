@@ -2,17 +2,13 @@
  * embedding and the loss counted as layers, balanced (ours, for what does not divide), and written out. Each way has
  * its check, which names all its faults, and a count for the chunk at one place of the depth; the chunks taken in order
  * of depth hold the layers 0, 1, … once each, whatever the way. */
-#include "base/faults.h"
-#include "base/legal.h"
+#include "base/suggest.h"
 #include "layout/layout.h"
 #include "layout/stages_text.h"
 #include <inttypes.h>
 #include <megaloom/stages.h>
 #include <stdio.h>
 #include <string.h>
-
-/* The largest integer of a run file; sums of a few such numbers are exact. */
-static const int64_t LAYERS_MAX = INT64_C(1) << 53;
 
 static bool has_ends(const loom_stage_split *s) {
     return s->num_layers_in_first_pipeline_stage != 0 || s->num_layers_in_last_pipeline_stage != 0;
@@ -65,16 +61,14 @@ static bool check_chunks(const loom_stage_split *s, int64_t *chunks, loom__stage
     if (pp == 1 && count->stages > 1) {
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "pipeline_model_parallel_layout: '%.80s' has %" PRId64
-            " stages, but pipeline_model_parallel_size is 1: expected one stage, or a pipeline size that divides "
-            "%" PRId64,
-            text, count->stages, count->stages);
+            " stages, but pipeline_model_parallel_size is 1: expected one stage, or a pipeline size that divides their "
+            "number",
+            text, count->stages);
     } else if (count->stages % pp != 0) {
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "pipeline_model_parallel_layout: '%.80s' has %" PRId64
-            " stage%s, expected a multiple of pipeline_model_parallel_size %" PRId64
-            ": nearest legal %s stages, or pipeline_model_parallel_size %s",
-            text, count->stages, count->stages == 1 ? "" : "s", pp, loom__nearest_multiples(pp, count->stages).text,
-            loom__nearest_divisors(count->stages, pp).text);
+            " stage%s, expected a multiple of pipeline_model_parallel_size %" PRId64,
+            text, count->stages, count->stages == 1 ? "" : "s", pp);
     } else if (vp > 0 && count->stages != pp * vp) {
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "virtual_pipeline_model_parallel_size: found %" PRId64
@@ -101,14 +95,15 @@ static void check_layout(const loom_stage_split *s, const loom__stages_count *co
             count->layers, s->layers);
 }
 
-/* The sizes of the stages of a balanced split, written out where they are few. */
+enum { BALANCED_SAID = 8 };
+
+/* "make them 8, 8, 7, 7" of at most BALANCED_SAID parts. */
 static void say_balanced(int64_t layers, int64_t parts, char *text, size_t bytes) {
     int64_t first, count;
-    size_t used = 0;
-    *text = '\0';
-    for (int64_t i = 0; i < parts && parts <= 8; i++) {
+    size_t used = (size_t)snprintf(text, bytes, "make them ");
+    for (int64_t i = 0; i < parts; i++) {
         loom__layout_range(layers, parts, i, &first, &count);
-        used += (size_t)snprintf(text + used, bytes - used, "%s%" PRId64, i > 0 ? ", " : ": ", count);
+        used += (size_t)snprintf(text + used, bytes - used, "%s%" PRId64, i > 0 ? ", " : "", count);
     }
 }
 
@@ -117,25 +112,22 @@ static void check_even(const loom_stage_split *s, int64_t chunks, int64_t more, 
     int64_t pp = s->pipeline_model_parallel_size, parts = pp * chunks, total = s->layers + more;
     if (total % parts == 0)
         return;
-    char what[160], counted[120] = "", legal[320] = "", balanced[8 * 24];
+    char what[160], counted[200] = "", balanced[80 + 8 * 24] = "";
     say_parts(s, chunks, what, sizeof what);
     if (more > 0)
         snprintf(counted, sizeof counted, " and %s%s%s, counted as %s, make %" PRId64 ", which",
             s->account_for_embedding_in_pipeline_split ? "the embedding" : "", more == 2 ? " and " : "",
             s->account_for_loss_in_pipeline_split ? "the loss" : "", more == 2 ? "layers" : "a layer", total);
-    loom__suggest_size(legal, sizeof legal, "pipeline_model_parallel_size", total, chunks, pp);
-    if (chunks > 1)
-        loom__suggest_size(legal, sizeof legal, "virtual_pipeline_model_parallel_size", total, pp, chunks);
-    int64_t below = total / parts * parts - more;
-    size_t used = strlen(legal);
-    used += (size_t)snprintf(legal + used, sizeof legal - used, "%s num_layers %s",
-        used > 0 ? ", or" : "; nearest legal", loom__nearest_pair(below, below + parts).text);
     if (s->layers >= parts && more == 0) {
-        say_balanced(s->layers, parts, balanced, sizeof balanced);
-        snprintf(legal + used, sizeof legal - used, ", or balanced_pipeline_split true%s", balanced);
+        size_t used = (size_t)snprintf(balanced, sizeof balanced, " (balanced_pipeline_split would ");
+        if (parts <= BALANCED_SAID)
+            say_balanced(s->layers, parts, balanced + used, sizeof balanced - used - 1);
+        else
+            strcat(balanced, "cut them unevenly");
+        strcat(balanced, ")");
     }
-    loom__faults_add(
-        faults, LOOM_ERR_CONFIG, "num_layers %" PRId64 "%s is not a multiple of %s%s", s->layers, counted, what, legal);
+    loom__faults_add(faults, LOOM_ERR_CONFIG, "num_layers %" PRId64 "%s is not a multiple of %s%s", s->layers, counted,
+        what, balanced);
 }
 
 static void check_balanced(const loom_stage_split *s, int64_t chunks, loom__faults *faults) {
@@ -145,10 +137,8 @@ static void check_balanced(const loom_stage_split *s, int64_t chunks, loom__faul
     char what[160];
     say_parts(s, chunks, what, sizeof what);
     loom__faults_add(faults, LOOM_ERR_CONFIG,
-        "num_layers %" PRId64
-        " are too few for %s: balanced_pipeline_split gives each at least one layer; nearest legal "
-        "num_layers %" PRId64,
-        s->layers, what, parts);
+        "num_layers %" PRId64 " are too few for %s: balanced_pipeline_split gives each at least one layer", s->layers,
+        what);
 }
 
 /* One of the two ends, alone: positive, cut evenly over the chunks. */
@@ -160,35 +150,10 @@ static bool check_end(const char *name, int64_t value, int64_t chunks, loom__fau
     if (value % chunks == 0)
         return true;
     loom__faults_add(faults, LOOM_ERR_CONFIG,
-        "%s: found %" PRId64 ", expected a multiple of the %" PRId64 " chunks of a stage: nearest legal %s", name,
-        value, chunks, loom__nearest_multiples(chunks, value).text);
+        "%s: found %" PRId64 ", expected a multiple of the %" PRId64
+        " chunks of a stage (virtual_pipeline_model_parallel_size)",
+        name, value, chunks);
     return false;
-}
-
-/* Appends the values of one end with which `rest` = layers less the other end leaves a positive multiple of `unit` for
- * the middle, the nearest to `value`. */
-static void suggest_end(
-    char *text, size_t bytes, const char *name, int64_t value, int64_t rest, int64_t unit, int64_t chunks) {
-    int64_t nearest[2] = {0, 0};
-    if (value == 0)
-        return;
-    if (unit == 0) {
-        nearest[0] = rest % chunks == 0 ? rest : 0;
-    } else if (rest % chunks == 0) {
-        int64_t times = (rest - value) / unit; /* the middle's share, rounded down, may be 0 or less */
-        for (int64_t k = times > 2 ? times - 1 : 1; k <= times + 2 || k == 1; k++) {
-            int64_t end = rest - k * unit;
-            if (end > 0 && end < value && end > nearest[0])
-                nearest[0] = end;
-            if (end > value && (nearest[1] == 0 || end < nearest[1]))
-                nearest[1] = end;
-        }
-    }
-    if (nearest[0] <= 0 && nearest[1] <= 0)
-        return;
-    size_t used = strlen(text);
-    snprintf(text + used, bytes - used, "%s%s %s", used > 0 ? ", or " : "; nearest legal ", name,
-        loom__nearest_pair(nearest[0], nearest[1]).text);
 }
 
 static const char first_name[] = "num_layers_in_first_pipeline_stage",
@@ -218,27 +183,28 @@ static void check_ends(const loom_stage_split *s, int64_t chunks, loom__faults *
     int64_t rest = first > s->layers || last > s->layers ? -1 : s->layers - first - last;
     if (middle == 0 ? rest == 0 : rest > 0 && rest % unit == 0)
         return;
-    char given[160] = "", legal[320] = "", expected[120];
+    char given[160] = "", expected[200];
+    int64_t ends;
+    if (__builtin_add_overflow(first, last, &ends))
+        ends = INT64_MAX;
     if (first > 0)
         snprintf(given, sizeof given, "%s %" PRId64, first_name, first);
     size_t used = strlen(given);
     if (last > 0)
         snprintf(given + used, sizeof given - used, "%s%s %" PRId64, used > 0 ? " and " : "", last_name, last);
     if (middle == 0)
-        snprintf(expected, sizeof expected, "the two to be all of them");
+        snprintf(expected, sizeof expected, "these %" PRId64 " to be all", ends);
     else if (chunks > 1)
         snprintf(expected, sizeof expected,
-            "a positive multiple of %" PRId64 " (stages) x %" PRId64 " (chunks of a stage) for the others", middle,
-            chunks);
+            "besides these %" PRId64 " a positive multiple of %" PRId64 ", which is %" PRId64 " other stages x %" PRId64
+            " chunks of a stage",
+            ends, unit, middle, chunks);
     else
-        snprintf(expected, sizeof expected, "a positive multiple of %" PRId64 " for the other stages", middle);
-    if (s->layers > last)
-        suggest_end(legal, sizeof legal, first_name, first, s->layers - last, unit, chunks);
-    if (s->layers > first)
-        suggest_end(legal, sizeof legal, last_name, last, s->layers - first, unit, chunks);
+        snprintf(expected, sizeof expected,
+            "besides these %" PRId64 " a positive multiple of %" PRId64 " for the other stages", ends, middle);
     loom__faults_add(faults, LOOM_ERR_CONFIG,
-        "num_layers %" PRId64 " with %s on pipeline_model_parallel_size %" PRId64 ": expected %s%s", s->layers, given,
-        pp, expected, legal);
+        "num_layers %" PRId64 " with %s on pipeline_model_parallel_size %" PRId64 ": expected %s", s->layers, given, pp,
+        expected);
 }
 
 /* The fields of two ways at once. */
@@ -269,39 +235,81 @@ static bool check_ways(const loom_stage_split *s, loom__faults *faults) {
     return good;
 }
 
-static loom_status check(const loom_stage_split *s, int64_t *chunks) {
+void loom__stage_split_faults(const loom_stage_split *s, int64_t *chunks, loom__faults *faults) {
+    loom__stages_count count = {0};
+    int64_t found = 1;
+    bool sized = check_chunks(s, &found, &count, faults);
+    bool counted = s->layers >= 1 && s->layers <= LOOM__NUMBER_MAX;
+    if (sized)
+        *chunks = found;
+    if (!counted)
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "num_layers: found %" PRId64 ", expected 1 to %" PRId64, s->layers,
+            LOOM__NUMBER_MAX);
+    if (!check_ways(s, faults) || !sized || !counted)
+        return;
+    if (s->pipeline_model_parallel_layout)
+        check_layout(s, &count, faults);
+    else if (s->balanced_pipeline_split)
+        check_balanced(s, found, faults);
+    else if (has_ends(s))
+        check_ends(s, found, faults);
+    else
+        check_even(s, found, accounted(s), faults);
+}
+
+void loom__stage_chunks_faults(const loom_stage_split *split, int64_t *chunks, loom__faults *faults) {
+    loom__stages_count count;
+    int64_t found = 1;
+    if (check_chunks(split, &found, &count, faults))
+        *chunks = found;
+}
+
+static void try_split(void *context, loom__faults *faults) {
+    int64_t chunks;
+    loom__stage_split_faults(context, &chunks, faults);
+}
+
+static void try_chunks(void *context, loom__faults *faults) {
+    int64_t chunks;
+    loom__stage_chunks_faults(context, &chunks, faults);
+}
+
+static void suggest(
+    const loom_stage_split *split, void (*check)(void *context, loom__faults *faults), loom__faults *faults) {
+    loom_stage_split s = *split;
+    const int64_t most = LOOM__NUMBER_MAX;
+    const loom__variable variables[] = {{"num_layers", &s.layers, NULL, 1, most, 0, false},
+        {"pipeline_model_parallel_size", &s.pipeline_model_parallel_size, NULL, 1, most, 0, false},
+        {"virtual_pipeline_model_parallel_size", &s.virtual_pipeline_model_parallel_size, NULL, 1, most, 0, true},
+        {first_name, &s.num_layers_in_first_pipeline_stage, NULL, 1, most, 0, true},
+        {last_name, &s.num_layers_in_last_pipeline_stage, NULL, 1, most, 0, true},
+        {"account_for_embedding_in_pipeline_split", NULL, &s.account_for_embedding_in_pipeline_split, 0, 0, 0, false},
+        {"account_for_loss_in_pipeline_split", NULL, &s.account_for_loss_in_pipeline_split, 0, 0, 0, false},
+        {"balanced_pipeline_split", NULL, &s.balanced_pipeline_split, 0, 0, 0, false}};
+    const loom__trial all = {
+        .variables = variables, .count = sizeof variables / sizeof *variables, .check = check, .context = &s};
+    loom__faults_suggest(faults, &all);
+}
+
+static loom_status check_split(const loom_stage_split *split, int64_t *chunks) {
     loom__faults faults;
     loom__faults_begin(&faults);
-    loom__stages_count count = {0};
-    bool sized = check_chunks(s, chunks, &count, &faults);
-    bool counted = s->layers >= 1 && s->layers <= LAYERS_MAX;
-    if (!counted)
-        loom__faults_add(
-            &faults, LOOM_ERR_CONFIG, "num_layers: found %" PRId64 ", expected 1 to %" PRId64, s->layers, LAYERS_MAX);
-    if (check_ways(s, &faults) && sized && counted) {
-        if (s->pipeline_model_parallel_layout)
-            check_layout(s, &count, &faults);
-        else if (s->balanced_pipeline_split)
-            check_balanced(s, *chunks, &faults);
-        else if (has_ends(s))
-            check_ends(s, *chunks, &faults);
-        else
-            check_even(s, *chunks, accounted(s), &faults);
-    }
+    loom__stage_split_faults(split, chunks, &faults);
+    suggest(split, try_split, &faults);
     return loom__faults_end(&faults);
 }
 
 loom_status loom__stage_split_check(const loom_stage_split *split) {
     int64_t chunks;
-    return check(split, &chunks);
+    return check_split(split, &chunks);
 }
 
 loom_status loom_stage_split_chunks(const loom_stage_split *split, int64_t *chunks) {
     loom__faults faults;
     loom__faults_begin(&faults);
-    loom__stages_count count;
     int64_t found = 1;
-    check_chunks(split, &found, &count, &faults);
+    loom__stage_chunks_faults(split, &found, &faults);
+    suggest(split, try_chunks, &faults);
     LOOM_TRY(loom__faults_end(&faults));
     *chunks = found;
     return LOOM_OK;
@@ -329,7 +337,7 @@ static int64_t layers_at(const loom_stage_split *s, int64_t chunks, int64_t plac
 
 loom_status loom_stage_split_make(const loom_stage_split *split, loom_stage *stages) {
     int64_t chunks = 1;
-    LOOM_TRY(check(split, &chunks));
+    LOOM_TRY(check_split(split, &chunks));
     int64_t parts = chunks * split->pipeline_model_parallel_size, depth = 0;
     if (split->pipeline_model_parallel_layout)
         loom__stages_text_expand(split->pipeline_model_parallel_layout, stages);

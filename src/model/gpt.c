@@ -94,7 +94,9 @@ static loom_status make_parameters(loom__gpt *gpt, const loom_stage *chunks, int
         expert_tensor ? loom_comm_rank(expert_tensor) : 0, environment->sequence_parallel};
     int ep = environment->expert_group ? loom_comm_size(environment->expert_group) : 1;
     gpt->given_padded_vocab_size = gpt->config.padded_vocab_size;
-    LOOM_TRY(loom__model_config_complete(&gpt->config, tp, environment->sequence_parallel));
+    const loom__model_ranks ranks = {
+        tp, loom__gpt_context_size(gpt), ep, at.etp ? at.etp : tp, environment->sequence_parallel};
+    LOOM_TRY(loom__model_config_complete_on(&gpt->config, &ranks));
     const loom_stage whole = {.layers = gpt->config.num_layers, .embedding = true, .loss = true};
     if (!chunks && environment->stages > 1)
         return loom_fail(LOOM_ERR_ARGUMENT,
@@ -104,9 +106,6 @@ static loom_status make_parameters(loom__gpt *gpt, const loom_stage *chunks, int
         chunks = &whole;
         chunk_count = 1;
     }
-    LOOM_TRY(loom__model_config_check_context(
-        &gpt->config, tp, loom__gpt_context_size(gpt), environment->sequence_parallel));
-    LOOM_TRY(loom__model_config_check_expert_ranks(&gpt->config, ep, at.etp ? at.etp : tp));
     LOOM_TRY(loom__model_spec_create(&gpt->config, &gpt->spec));
     LOOM_TRY(loom__part_create(gpt->spec, environment->stages, chunks, chunk_count, &gpt->part));
     int64_t experts = gpt->config.moe.num_moe_experts / ep;

@@ -1,7 +1,10 @@
 /* The layouts that fit, best first. What can never be (sizes that do not divide) is sorted out by the checks that a run
  * makes; of the rest each is planned. Recomputation only costs time, so that of one layout the least that fits is
  * enough. */
+#include "config/check.h"
+#include "layout/layout.h"
 #include "plan/sizes.h"
+#include "schedule/schedule.h"
 #include "spec/parameter.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -74,6 +77,44 @@ static loom_run_config with(const seeker *s, const choice *c, loom_recompute rec
     return made;
 }
 
+/* The checks are asked without the nearest legal values, which would be searched for each layout that falls. */
+static bool shares_sequence(const loom_model_config *model, int64_t tp, int64_t cp) {
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    loom__model_context_faults(model, tp, cp, tp > 1, &faults);
+    return faults.count == 0;
+}
+
+static bool shares_experts(const loom_model_config *model, int64_t ep, int64_t etp) {
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    loom__model_expert_ranks_faults(model, ep, etp, &faults);
+    return faults.count == 0;
+}
+
+static bool splits_layers(const loom_stage_split *split) {
+    loom__faults faults;
+    int64_t chunks;
+    loom__faults_begin(&faults);
+    loom__stage_split_faults(split, &chunks, &faults);
+    return faults.count == 0;
+}
+
+static bool makes_schedule(const loom_schedule_config *schedule) {
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    loom__schedule_faults(schedule, &faults);
+    return faults.count == 0;
+}
+
+/* Whatever else a run is asked. */
+static bool passes_checks(const loom_run_config *config, int64_t world) {
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    loom__check_run(config, world, &faults);
+    return faults.status != LOOM_ERR_CONFIG;
+}
+
 /* Whether the sizes are legal; what is not is counted. */
 static bool is_legal(seeker *s, const choice *c) {
     loom_run_config config = with(s, c, LOOM_RECOMPUTE_NONE);
@@ -87,34 +128,25 @@ static bool is_legal(seeker *s, const choice *c) {
         etp = c->tp;
     loom_stage_split split = loom_stage_split_of(strategy, &model);
     reason why = REASONS;
-    int64_t chunks;
     bool heads = model.num_attention_heads % c->tp == 0;
     if (loom__model_config_complete_planned(&model, c->tp, c->tp > 1))
         why = heads && model.seq_length % c->tp != 0 ? SEQUENCE : TENSOR;
-    else if (loom__model_config_check_context(&model, c->tp, cp, c->tp > 1))
+    else if (!shares_sequence(&model, c->tp, cp))
         why = SEQUENCE;
-    else if ((extended ? model.moe.moe_ffn_hidden_size % (c->tp * c->ep) != 0
-                       : loom__model_config_check_expert_ranks(&model, c->ep, etp) != LOOM_OK) ||
+    else if ((extended ? model.moe.moe_ffn_hidden_size % (c->tp * c->ep) != 0 : !shares_experts(&model, c->ep, etp)) ||
              s->world % (etp * c->ep * c->pp) != 0)
         why = EXPERTS;
     else if (global % unit != 0)
         why = BATCH;
-    else if (loom_stage_split_chunks(&split, &chunks))
+    else if (!splits_layers(&split))
         why = LAYERS;
-    if (why == REASONS) {
-        loom_stage *stages = calloc((size_t)(chunks * c->pp), sizeof *stages);
-        if (!stages || loom_stage_split_make(&split, stages))
-            why = LAYERS;
-        free(stages);
-    }
     const loom_schedule_config schedule = {.stages = c->pp,
         .chunks = c->chunks > 1 ? c->chunks : 0,
         .microbatches = global / unit > 0 ? global / unit : 1,
         .group = c->chunks > 1 ? strategy->microbatch_group_size_per_vp_stage : 0};
-    if (why == REASONS && loom_schedule_config_check(&schedule))
+    if (why == REASONS && !makes_schedule(&schedule))
         why = SCHEDULE;
-    /* Whatever else a run is asked. */
-    if (why == REASONS && loom_run_config_check(&config, s->world) == LOOM_ERR_CONFIG)
+    if (why == REASONS && !passes_checks(&config, s->world))
         why = OTHER;
     if (why != REASONS)
         fall(s, why, c);

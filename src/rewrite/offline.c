@@ -44,8 +44,9 @@ static loom_status make_layout(const loom_run_config *config, int64_t world, loo
     loom_model_config model = config->model.config;
     LOOM_TRY(loom_megatron_strategy_config_check(strategy));
     LOOM_TRY(loom_layout_init(&sizes, &out->ranks));
-    LOOM_TRY(loom__model_config_complete(
-        &model, sizes.tensor, strategy->sequence_parallel && strategy->tensor_model_parallel_size > 1));
+    const loom__model_ranks ranks = {sizes.tensor, 1, out->ranks.sizes.expert, out->ranks.sizes.expert_tensor,
+        strategy->sequence_parallel && strategy->tensor_model_parallel_size > 1};
+    LOOM_TRY(loom__model_config_complete_on(&model, &ranks));
     LOOM_TRY(loom__model_spec_create(&model, &out->spec));
     LOOM_TRY(make_stages(config, out));
     int64_t dp = loom_layout_data_parallel_size(&out->ranks);
@@ -55,7 +56,6 @@ static loom_status make_layout(const loom_run_config *config, int64_t world, loo
     out->sharded.tp = sizes.tensor;
     out->sharded.pp = sizes.pipeline;
     out->sharded.dp = shards ? all : 1;
-    LOOM_TRY(loom__model_config_check_expert_ranks(&model, sizes.expert, out->ranks.sizes.expert_tensor));
     out->sharded.etp = out->ranks.sizes.expert_tensor;
     out->sharded.ep = out->ranks.sizes.expert;
     out->sharded.edp = shards ? out->ranks.expert_data / strategy->num_distributed_optimizer_instances : 1;

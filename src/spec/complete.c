@@ -24,49 +24,20 @@ static void check_share(loom__faults *faults, const char *name, double found, do
             low, open ? "below " : "", high, open ? " in fp32" : "");
 }
 
-/* Whether tp ranks can share n heads of g groups and an MLP of f. */
-static bool tensor_size_is_legal(const loom_model_config *config, int64_t tp, bool replicate) {
-    int64_t n = config->num_attention_heads, g = config->num_query_groups;
-    return n % tp == 0 && (g % tp == 0 || (replicate && tp % g == 0)) && config->ffn_hidden_size % tp == 0;
-}
-
-/* Ends with ", …" where there are more than fit. */
-static void list_tensor_sizes(const loom_model_config *config, bool replicate, char *text, size_t bytes) {
-    size_t used = 0;
-    text[0] = '\0';
-    for (int64_t tp = 1; tp <= config->num_attention_heads; tp++) {
-        if (!tensor_size_is_legal(config, tp, replicate))
-            continue;
-        if (used + 32 >= bytes) {
-            snprintf(text + used, bytes - used, ", …");
-            return;
-        }
-        used += (size_t)snprintf(text + used, bytes - used, "%s%" PRId64, used ? ", " : "", tp);
-    }
-}
-
 static void check_tensor_size(loom__faults *faults, const loom_model_config *config, int64_t tp) {
     int64_t n = config->num_attention_heads, g = config->num_query_groups, f = config->ffn_hidden_size;
-    char legal[512], replicated[512];
-    list_tensor_sizes(config, config->replicate_query_groups, legal, sizeof legal);
-    list_tensor_sizes(config, true, replicated, sizeof replicated);
     if (n % tp != 0)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "tensor_model_parallel_size %" PRId64 " does not divide num_attention_heads %" PRId64
-            ": legal tensor sizes are %s",
-            tp, n, legal);
+            "tensor_model_parallel_size %" PRId64 " does not divide num_attention_heads %" PRId64, tp, n);
     if (f % tp != 0)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "tensor_model_parallel_size %" PRId64 " does not divide ffn_hidden_size %" PRId64
-            ": legal tensor sizes are %s",
-            tp, f, legal);
-    if (g % tp == 0 || (config->replicate_query_groups && tp % g == 0))
-        return;
-    bool more = !config->replicate_query_groups && strcmp(legal, replicated) != 0;
-    loom__faults_add(faults, LOOM_ERR_CONFIG,
-        "tensor_model_parallel_size %" PRId64 " does not divide num_query_groups %" PRId64
-        ": legal tensor sizes are %s%s%s",
-        tp, g, legal, more ? "; with replicate_query_groups also those of " : "", more ? replicated : "");
+            "tensor_model_parallel_size %" PRId64 " does not divide ffn_hidden_size %" PRId64, tp, f);
+    if (g % tp != 0 && !(config->replicate_query_groups && tp % g == 0))
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "tensor_model_parallel_size %" PRId64 " does not divide num_query_groups %" PRId64 "%s", tp, g,
+            config->replicate_query_groups ? ", nor the other way round"
+            : tp % g == 0                  ? " (replicate_query_groups would let ranks share one)"
+                                           : "");
 }
 
 static void check_vocabulary(loom__faults *faults, loom_model_config *config, int64_t tp) {
@@ -79,13 +50,11 @@ static void check_vocabulary(loom__faults *faults, loom_model_config *config, in
         int64_t multiple = config->make_vocab_size_divisible_by * tp;
         config->padded_vocab_size = (config->vocab_size + multiple - 1) / multiple * multiple;
     }
-    int64_t nearest = (config->vocab_size + tp - 1) / tp * tp;
     check_range(faults, "padded_vocab_size", config->padded_vocab_size, config->vocab_size, 2 * (int64_t)ROWS_MAX);
     if (config->padded_vocab_size % tp != 0)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "padded_vocab_size %" PRId64 " is not divisible by tensor_model_parallel_size %" PRId64
-            ": the smallest legal size is %" PRId64,
-            config->padded_vocab_size, tp, nearest);
+            "padded_vocab_size %" PRId64 " is not divisible by tensor_model_parallel_size %" PRId64,
+            config->padded_vocab_size, tp);
 }
 
 static void check_sequence(loom__faults *faults, loom_model_config *config, int64_t tp, bool sequence_parallel) {
@@ -98,16 +67,11 @@ static void check_sequence(loom__faults *faults, loom_model_config *config, int6
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "seq_length %" PRId64 " is longer than the %" PRId64 " learned positions (max_position_embeddings)",
             config->seq_length, config->max_position_embeddings);
-    if (!sequence_parallel || config->seq_length < 1 || config->seq_length > ROWS_MAX || config->seq_length % tp == 0)
-        return;
-    int64_t below = config->seq_length / tp * tp;
-    char lower[32] = "";
-    if (below > 0)
-        snprintf(lower, sizeof lower, "%" PRId64 " and ", below);
-    loom__faults_add(faults, LOOM_ERR_CONFIG,
-        "seq_length %" PRId64 " is not divisible by tensor_model_parallel_size %" PRId64
-        ", as sequence_parallel asks: the nearest legal %s %s%" PRId64,
-        config->seq_length, tp, below > 0 ? "lengths are" : "length is", lower, below + tp);
+    if (sequence_parallel && config->seq_length % tp != 0)
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "seq_length %" PRId64 " is not divisible by tensor_model_parallel_size %" PRId64
+            ", as sequence_parallel asks",
+            config->seq_length, tp);
 }
 
 static void check_enumerations(loom__faults *faults, const loom_model_config *config) {
@@ -183,15 +147,16 @@ static void check_heads(loom__faults *faults, loom_model_config *config) {
         if (h > 0 && h <= WIDTH_MAX && n <= HEADS_MAX && h % n != 0)
             loom__faults_add(faults, LOOM_ERR_CONFIG,
                 "hidden_size %" PRId64 " is not divisible by num_attention_heads %" PRId64
-                ": the nearest legal sizes are %" PRId64 " and %" PRId64 ", or set kv_channels",
-                h, n, h / n * n > 0 ? h / n * n : n, (h / n + 1) * n);
+                ", and kv_channels is not given",
+                h, n);
         config->kv_channels = h < 1 || h > WIDTH_MAX ? 0 : h / n > 0 ? h / n : 1;
     }
     if (config->kv_channels != 0)
         check_range(faults, "kv_channels", config->kv_channels, 1, CHANNELS_MAX);
 }
 
-static loom_status complete(loom_model_config *config, int64_t tp, bool sequence_parallel, loom__faults *faults) {
+void loom__model_complete_faults(loom_model_config *config, int64_t tp, bool sequence_parallel, loom__faults *faults) {
+    int64_t before = faults->count;
     loom_model_config made = *config;
     if (!made.architecture)
         loom__faults_add(faults, LOOM_ERR_CONFIG, "architecture: missing, expected one of " LOOM__ARCHITECTURES_BUILT);
@@ -200,7 +165,7 @@ static loom_status complete(loom_model_config *config, int64_t tp, bool sequence
             "not supported yet: architecture \"%s\"; " LOOM__ARCHITECTURES_BUILT " are", made.architecture);
     check_range(faults, "tensor_model_parallel_size", tp, 1, WIDTH_MAX);
     if (tp < 1 || tp > WIDTH_MAX)
-        return loom__faults_end(faults);
+        return;
     check_range(faults, "num_layers", made.num_layers, 1, LAYERS_MAX);
     check_range(faults, "hidden_size", made.hidden_size, 1, WIDTH_MAX);
     /* What follows from a size that is refused is not told. */
@@ -216,27 +181,11 @@ static loom_status complete(loom_model_config *config, int64_t tp, bool sequence
     check_numbers(faults, &made);
     loom__model_config_complete_experts(&made, tp, sequence_parallel, faults);
     if (sequence_parallel && tp == 1)
-        loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "sequence_parallel needs tensor_model_parallel_size > 1, found 1: switch it off or use at least 2");
+        loom__faults_add(faults, LOOM_ERR_CONFIG, "sequence_parallel needs tensor_model_parallel_size > 1, found 1");
     /* Only sizes that are sound on their own can be compared with each other. */
     if (made.num_attention_heads > 0 && made.num_attention_heads <= HEADS_MAX && made.num_query_groups > 0 &&
         made.ffn_hidden_size > 0)
         check_tensor_size(faults, &made, tp);
-    LOOM_TRY(loom__faults_end(faults));
-    *config = made;
-    return LOOM_OK;
-}
-
-loom_status loom__model_config_complete(loom_model_config *config, int64_t tp, bool sequence_parallel) {
-    loom__faults faults;
-    loom__faults_begin(&faults);
-    return complete(config, tp, sequence_parallel, &faults);
-}
-
-loom_status loom__model_config_complete_planned(loom_model_config *config, int64_t tp, bool sequence_parallel) {
-    loom__faults faults, not_built;
-    loom__faults_begin(&faults);
-    loom__faults_begin(&not_built);
-    faults.not_built = &not_built;
-    return complete(config, tp, sequence_parallel, &faults);
+    if (faults->count == before)
+        *config = made;
 }

@@ -3,7 +3,6 @@
  * many query groups. Whatever the way, a layer takes and gives the same rows, so that ways need not agree between
  * layers. */
 #include "base/faults.h"
-#include "base/legal.h"
 #include "spec/parameter.h"
 #include <inttypes.h>
 #include <megaloom/layout.h>
@@ -90,14 +89,19 @@ static void check_list(loom__faults *faults, const loom_model_config *config, bo
 
 static void check_length(loom__faults *faults, int64_t s, int64_t tp, int64_t cp, bool sequence_parallel) {
     /* Two chunks for each context rank, and whole rows of what a rank has for each of its tensor ranks. */
-    int64_t unit = cp * (!sequence_parallel ? 2 : tp % 2 == 0 ? tp : 2 * tp);
-    if (s % unit == 0)
+    int64_t rows = !sequence_parallel ? 2 : tp % 2 == 0 ? tp : 2 * tp, unit;
+    char expected[64] = "more of them than can be";
+    bool fits = !__builtin_mul_overflow(cp, rows, &unit);
+    if (fits && s % unit == 0)
         return;
+    if (fits)
+        snprintf(expected, sizeof expected, "a multiple of %" PRId64, unit);
     loom__faults_add(faults, LOOM_ERR_CONFIG,
         "seq_length %" PRId64 " cannot be cut into 2 chunks for each of the %" PRId64
-        " ranks of context_parallel_size%s: expected a multiple of %" PRId64 "; nearest legal %s",
-        s, cp, sequence_parallel ? " and rows for each tensor rank, as sequence_parallel asks" : "", unit,
-        loom__nearest_multiples(unit, s).text);
+        " ranks of context_parallel_size%s: expected %s",
+        s, cp,
+        sequence_parallel ? " and rows for each rank of tensor_model_parallel_size, as sequence_parallel asks" : "",
+        expected);
 }
 
 /* of: which layers need them, if that has to be said. */
@@ -133,29 +137,27 @@ static void check_share_of_heads(
     if (part == 1 || config->num_attention_heads % tp != 0 || (n % part == 0 && g > 0 && g % part == 0))
         return;
     loom__faults_add(faults, LOOM_ERR_CONFIG,
-        "cp_comm_type %s%s: %" PRId64 " context ranks cannot share the %" PRId64 " heads and %" PRId64
+        "cp_comm_type %s%s: the %" PRId64 " ranks of %s cannot share the %" PRId64 " heads and %" PRId64
         " query groups of a tensor rank (num_attention_heads %" PRId64 " and num_query_groups %" PRId64
         " over tensor_model_parallel_size %" PRId64 "); p2p and all_gather can",
-        type_names[type], name_layers(config, type, of, sizeof of), part, n, g, config->num_attention_heads,
-        config->num_query_groups, tp);
+        type_names[type], name_layers(config, type, of, sizeof of), part,
+        type == LOOM__CONTEXT_A2A ? "context_parallel_size" : "the inner level of hierarchical_context_parallel_sizes",
+        n, g, config->num_attention_heads, config->num_query_groups, tp);
 }
 
-loom_status loom__model_config_check_context(
-    const loom_model_config *config, int64_t tp, int64_t cp, bool sequence_parallel) {
+void loom__model_context_faults(
+    const loom_model_config *config, int64_t tp, int64_t cp, bool sequence_parallel, loom__faults *faults) {
     const int64_t *sizes = config->parallel.hierarchical_context_parallel_sizes;
     bool uses[LOOM__CONTEXT_TYPES + 1] = {false};
     char of[200];
-    loom__faults faults;
-    loom__faults_begin(&faults);
-    check_list(&faults, config, uses);
+    check_list(faults, config, uses);
     if (cp == 1)
-        return loom__faults_end(&faults);
-    check_length(&faults, config->seq_length, tp, cp, sequence_parallel);
+        return;
+    check_length(faults, config->seq_length, tp, cp, sequence_parallel);
     check_levels(
-        &faults, sizes, cp, uses[LOOM__CONTEXT_LEVELS], name_layers(config, LOOM__CONTEXT_LEVELS, of, sizeof of));
+        faults, sizes, cp, uses[LOOM__CONTEXT_LEVELS], name_layers(config, LOOM__CONTEXT_LEVELS, of, sizeof of));
     if (uses[LOOM__CONTEXT_A2A])
-        check_share_of_heads(&faults, config, LOOM__CONTEXT_A2A, tp, cp);
+        check_share_of_heads(faults, config, LOOM__CONTEXT_A2A, tp, cp);
     if (uses[LOOM__CONTEXT_LEVELS] && sizes[0] > 0)
-        check_share_of_heads(&faults, config, LOOM__CONTEXT_LEVELS, tp, sizes[0]);
-    return loom__faults_end(&faults);
+        check_share_of_heads(faults, config, LOOM__CONTEXT_LEVELS, tp, sizes[0]);
 }

@@ -1,6 +1,5 @@
 /* Experts of a configuration: what their fields mean to a router, and what may be together. */
 #include "base/faults.h"
-#include "base/legal.h"
 #include "spec/parameter.h"
 #include <inttypes.h>
 #include <string.h>
@@ -114,9 +113,8 @@ void loom__model_config_complete_experts(
             "moe_shared_expert_intermediate_size: found %" PRId64 ", expected 1 to %d, or null", shared, WIDTH_MAX);
     else if (shared % tp)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
-            "moe_shared_expert_intermediate_size %" PRId64 " is not divisible by tensor_model_parallel_size %" PRId64
-            ": the nearest legal %s",
-            shared, tp, loom__nearest_multiples(tp, shared).text);
+            "moe_shared_expert_intermediate_size %" PRId64 " is not divisible by tensor_model_parallel_size %" PRId64,
+            shared, tp);
     if (moe->moe_shared_expert_gate && shared == 0)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "moe_shared_expert_gate: found true without moe_shared_expert_intermediate_size, the width of the expert "
@@ -162,24 +160,20 @@ void loom__model_config_complete_experts(
             "capacity");
 }
 
-loom_status loom__model_config_check_expert_ranks(const loom_model_config *config, int64_t ep, int64_t etp) {
+void loom__model_expert_ranks_faults(const loom_model_config *config, int64_t ep, int64_t etp, loom__faults *faults) {
     const loom_moe_config *moe = &config->moe;
-    loom__faults faults;
-    loom__faults_begin(&faults);
     if (moe->num_moe_experts == 0 && ep > 1)
-        loom__faults_add(&faults, LOOM_ERR_CONFIG,
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
             "expert_model_parallel_size: found %" PRId64 ", expected 1 for a model without experts (num_moe_experts)",
             ep);
     if (moe->num_moe_experts == 0)
-        return loom__faults_end(&faults);
+        return;
     if (moe->num_moe_experts % ep)
-        loom__faults_add(&faults, LOOM_ERR_CONFIG,
-            "expert_model_parallel_size %" PRId64 " does not divide num_moe_experts %" PRId64 ": the nearest legal %s",
-            ep, moe->num_moe_experts, loom__nearest_divisors(moe->num_moe_experts, ep).text);
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "expert_model_parallel_size %" PRId64 " does not divide num_moe_experts %" PRId64, ep,
+            moe->num_moe_experts);
     if (moe->moe_ffn_hidden_size % etp)
-        loom__faults_add(&faults, LOOM_ERR_CONFIG,
-            "expert_tensor_parallel_size %" PRId64 " does not divide moe_ffn_hidden_size %" PRId64
-            ": the nearest legal %s",
-            etp, moe->moe_ffn_hidden_size, loom__nearest_divisors(moe->moe_ffn_hidden_size, etp).text);
-    return loom__faults_end(&faults);
+        loom__faults_add(faults, LOOM_ERR_CONFIG,
+            "expert_tensor_parallel_size %" PRId64 " does not divide moe_ffn_hidden_size %" PRId64, etp,
+            moe->moe_ffn_hidden_size);
 }

@@ -63,16 +63,31 @@ static inline int64_t loom__spec_tensors(const loom__model_spec *spec) {
     return spec->count + spec->module_buffers;
 }
 
-/* Fills in the derived values of a configuration for tp tensor ranks and checks it; every fault is named, with the
- * legal values (heads, groups and tp; hidden and tp; …). sequence_parallel: seq_length must be divisible by tp. */
+/* The ranks that share a model: sizes of their groups, 1 where there is none. */
+typedef struct loom__model_ranks {
+    int64_t tensor, context, expert, expert_tensor;
+    bool sequence_parallel; /* the tensor ranks share the rows of a sequence */
+} loom__model_ranks;
+
+/* Fills in the derived values of a configuration for these ranks and checks it; every fault is named, with the nearest
+ * legal values of the configuration and of the ranks. */
+loom_status loom__model_config_complete_on(loom_model_config *config, const loom__model_ranks *ranks);
+/* The same for tp tensor ranks alone. */
 loom_status loom__model_config_complete(loom_model_config *config, int64_t tp, bool sequence_parallel);
-/* The same of a model that is planned and not trained: what is not built yet is no fault. */
+/* The same of a model that is planned and not trained: what is not built yet is no fault; without nearest values. */
 loom_status loom__model_config_complete_planned(loom_model_config *config, int64_t tp, bool sequence_parallel);
 
+struct loom__faults;
+/* The checks without nearest values: *config is written where they find nothing. */
+void loom__model_complete_faults(
+    loom_model_config *config, int64_t tp, bool sequence_parallel, struct loom__faults *faults);
 /* Whether cp ranks can share a sequence of the configuration, which is complete, in the way that cp_comm_type says.
  * sequence_parallel: the tp tensor ranks of each share its rows. */
-loom_status loom__model_config_check_context(
-    const loom_model_config *config, int64_t tp, int64_t cp, bool sequence_parallel);
+void loom__model_context_faults(
+    const loom_model_config *config, int64_t tp, int64_t cp, bool sequence_parallel, struct loom__faults *faults);
+/* Whether ep ranks can share the experts, and etp ranks each of them. */
+void loom__model_expert_ranks_faults(
+    const loom_model_config *config, int64_t ep, int64_t etp, struct loom__faults *faults);
 /* How the attention of one layer shares it: keys and values go round a ring, or are gathered, or heads are exchanged
  * for rows, or heads within parts of the group and then keys and values round them. */
 typedef enum loom__context_type {
@@ -96,7 +111,6 @@ bool loom__layers_differ(const loom_model_config *config);
  * list may have. */
 bool loom__moe_layer_freq_parse(const char *text, loom_moe_layer_freq *freq);
 /* Fills in `every` and checks a list against the number of layers. */
-struct loom__faults;
 void loom__moe_layer_freq_complete(loom_moe_layer_freq *freq, int64_t num_layers, struct loom__faults *faults);
 /* How their router chooses. */
 loom__router loom__model_router(const loom_model_config *config);
@@ -105,8 +119,6 @@ double loom__balance_coefficient(const loom_moe_config *moe, const char *type);
 /* Fills in and checks the fields of experts; every fault is added to `faults`. */
 void loom__model_config_complete_experts(
     loom_model_config *config, int64_t tp, bool sequence_parallel, struct loom__faults *faults);
-/* Whether ep ranks can share the experts, and etp ranks each of them. */
-loom_status loom__model_config_check_expert_ranks(const loom_model_config *config, int64_t ep, int64_t etp);
 
 /* Which linear layers have a bias. */
 typedef struct loom__biases {

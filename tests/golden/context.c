@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "base/faults.h"
 #include "spec/parameter.h"
 #include "support/golden.h"
 #include <megaloom/layout.h>
@@ -29,9 +30,12 @@ static void check_case(const json_t *item) {
     int64_t cp = golden_int(item, "cp", 0), s = golden_int(item, "seq", 0);
     loom_model_config config = loom_model_config_default("gpt2");
     config.seq_length = s;
-    bool refused = loom__model_config_check_context(&config, 1, cp, false) != LOOM_OK;
+    loom__faults faults;
+    loom__faults_begin(&faults);
+    loom__model_context_faults(&config, 1, cp, false, &faults);
+    bool refused = faults.count > 0;
     if (refused != (golden_int(item, "error", 0) != 0))
-        fail_msg("%s: %s", id, refused ? loom_error_message() : "accepted, the reference refuses it");
+        fail_msg("%s: %s", id, refused ? faults.text : "accepted, the reference refuses it");
     const json_t *positions = json_object_get(item, "positions");
     for (int64_t rank = 0; !refused && rank < cp; rank++)
         check_rank(id, json_array_get(positions, (size_t)rank), s, cp, rank);

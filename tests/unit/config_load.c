@@ -284,8 +284,9 @@ TEST(too_few_query_groups_are_named_with_legal_sizes) {
     (void)state;
     const char *const overrides[] = {"model.num_query_groups=2", "strategy.tensor_model_parallel_size=8"};
     check_gives(overrides, 2, 8, LOOM_ERR_CONFIG,
-        "strategy.tensor_model_parallel_size 8 does not divide num_query_groups 2: legal tensor sizes are 1, 2; with "
-        "replicate_query_groups also those of 1, 2, 4, 8");
+        "strategy.tensor_model_parallel_size 8 does not divide num_query_groups 2 (replicate_query_groups would let "
+        "ranks share one); nearest legal tensor_model_parallel_size 2, num_query_groups 8, or replicate_query_groups "
+        "true");
     const char *const replicated[] = {overrides[0], overrides[1], "model.replicate_query_groups=true"};
     check_gives(replicated, 3, 8, LOOM_OK, "");
 }
@@ -295,26 +296,24 @@ TEST(a_batch_that_does_not_divide_names_the_nearest) {
     const char *const overrides[] = {"data.global_batch_size=10"};
     check_gives(overrides, 1, 2, LOOM_ERR_CONFIG,
         "data.global_batch_size: found 10, expected a multiple of 4 (data.micro_batch_size 2 times 2 data-parallel "
-        "ranks): the nearest legal sizes are 8 and 12");
+        "ranks); nearest legal global_batch_size 8 or 12, or micro_batch_size 1 or 5");
     const char *const small[] = {"data.global_batch_size=1"};
     check_gives(small, 1, 1, LOOM_ERR_CONFIG,
         "data.global_batch_size: found 1, expected a multiple of 2 (data.micro_batch_size 2 times 1 data-parallel "
-        "rank): the nearest legal size is 2");
+        "rank); nearest legal global_batch_size 2, or micro_batch_size 1");
 }
 
 TEST(sequence_parallel_needs_tensor_ranks_and_a_length_that_divides) {
     (void)state;
     const char *const alone[] = {"strategy.sequence_parallel=true"};
     check_gives(alone, 1, 1, LOOM_ERR_CONFIG,
-        "strategy.sequence_parallel: found true with strategy.tensor_model_parallel_size 1, expected a tensor size of "
-        "at "
-        "least 2, or false");
+        "strategy.sequence_parallel: found true with strategy.tensor_model_parallel_size 1, expected at least 2 tensor "
+        "ranks to share rows; nearest legal sequence_parallel false");
     const char *const odd[] = {
         "strategy.sequence_parallel=true", "strategy.tensor_model_parallel_size=4", "model.seq_length=30"};
     check_gives(odd, 3, 4, LOOM_ERR_CONFIG,
-        "model.seq_length 30 is not divisible by tensor_model_parallel_size 4, as sequence_parallel asks: the nearest "
-        "legal "
-        "lengths are 28 and 32");
+        "model.seq_length 30 is not divisible by tensor_model_parallel_size 4, as sequence_parallel asks; nearest "
+        "legal seq_length 28 or 32, tensor_model_parallel_size 2, or sequence_parallel false");
 }
 
 TEST(a_world_that_does_not_fit_is_refused) {
@@ -475,8 +474,9 @@ TEST(every_size_of_a_rampup_is_checked_before_the_run) {
     assert_int_equal(loom_run_config_check(config, 2), LOOM_OK);
     assert_int_equal(loom_run_config_check(config, 4), LOOM_ERR_CONFIG); /* 4 is no multiple of 8 */
     assert_string_equal(loom_error_message(),
-        "data.rampup_batch_size: after 0 samples of the ramp-up: global_batch_size is 4, expected a multiple of "
-        "micro_batch_size 2 x data-parallel size 4: nearest is 8");
+        "data.rampup_batch_size: [4, 4, 48] on world_size 4: after 0 samples of the ramp-up: "
+        "global_batch_size is 4, expected a multiple of micro_batch_size 2 x data-parallel size "
+        "4; nearest legal world_size 2, or micro_batch_size 1, or rampup_batch_size [8, 8, 48]");
     config->data.decrease_batch_size_if_needed = true;
     config->data.rampup_batch_size[0] = 8;
     config->data.rampup_batch_size[1] = 4;

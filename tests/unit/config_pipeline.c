@@ -57,20 +57,22 @@ TEST(sound_pipelines_pass) {
 TEST(layers_that_do_not_divide_are_refused_with_the_nearest_that_do) {
     (void)state;
     expect(WITH(PP(4), "model.num_layers=30"), 4, LOOM_ERR_CONFIG,
-        "model.num_layers 30 is not a multiple of pipeline_model_parallel_size 4; nearest legal "
-        "pipeline_model_parallel_size 3 or 5, or num_layers 28 or 32, or balanced_pipeline_split true: 8, 8, 7, 7");
+        "model.num_layers 30 is not a multiple of pipeline_model_parallel_size 4 (balanced_pipeline_split would make "
+        "them 8, 8, 7, 7); nearest legal num_layers 28 or 32, pipeline_model_parallel_size 2, or "
+        "balanced_pipeline_split true");
     expect(WITH("model.pipeline_model_parallel_layout=Et|tL", PP(2)), 2, LOOM_ERR_CONFIG,
-        "model.pipeline_model_parallel_layout: 'Et|tL' places 2 layers (t), expected num_layers 8");
+        "model.pipeline_model_parallel_layout: 'Et|tL' places 2 layers (t), expected num_layers 8; nearest legal "
+        "num_layers 2");
 }
 
 TEST(a_fault_that_several_parts_find_is_named_once) {
     (void)state;
     expect(WITH(VP(2)), 1, LOOM_ERR_CONFIG,
         "strategy.virtual_pipeline_model_parallel_size is 2, but pipeline_model_parallel_size is 1: expected at least "
-        "2 pipeline stages, or no virtual ones");
+        "2 pipeline stages, or no virtual ones; nearest legal virtual_pipeline_model_parallel_size null");
     expect(WITH(PP(4), GROUP(3), VP(2)), 4, LOOM_ERR_CONFIG,
         "strategy.microbatch_group_size_per_vp_stage: found 3, expected at least strategy.pipeline_model_parallel_size "
-        "4, or null");
+        "4, or null; nearest legal microbatch_group_size_per_vp_stage 4");
 }
 
 TEST(microbatches_that_make_no_schedule_are_refused_with_the_nearest_that_do) {
@@ -78,28 +80,29 @@ TEST(microbatches_that_make_no_schedule_are_refused_with_the_nearest_that_do) {
     /* 4 stages of 2 chunks: 10 microbatches leave 2 for the last group, 8 leave none. */
     expect(WITH(PP(4), VP(2), BATCH(20)), 4, LOOM_ERR_CONFIG,
         "10 microbatches in groups of 4 (microbatch_group_size_per_vp_stage) leave a last group of 2: expected none, "
-        "or at least pipeline_model_parallel_size 4; nearest legal 8 or 12 microbatches, or "
-        "microbatch_group_size_per_vp_stage 5 (batch size 20, data.micro_batch_size 2, 1 data-parallel rank)");
+        "or at least pipeline_model_parallel_size 4 (data.global_batch_size 20, data.micro_batch_size 2, 1 "
+        "data-parallel rank); nearest legal global_batch_size 16 or 24, or micro_batch_size 1 or 5");
     expect(WITH(PP(4), VP(2), BATCH(16)), 4, LOOM_OK, "");
     expect(WITH(PP(4), VP(2), BATCH(20), GROUP(6)), 4, LOOM_OK, "");
     /* Data-parallel ranks share the batch. */
     expect(WITH(PP(4), VP(2), BATCH(40)), 8, LOOM_ERR_CONFIG,
         "10 microbatches in groups of 4 (microbatch_group_size_per_vp_stage) leave a last group of 2: expected none, "
-        "or at least pipeline_model_parallel_size 4; nearest legal 8 or 12 microbatches, or "
-        "microbatch_group_size_per_vp_stage 5 (batch size 40, data.micro_batch_size 2, 2 data-parallel ranks)");
+        "or at least pipeline_model_parallel_size 4 (data.global_batch_size 40, data.micro_batch_size 2, 2 "
+        "data-parallel ranks); nearest legal global_batch_size 32 or 48, or micro_batch_size 1 or 5");
     expect(WITH(PP(2), VP(2), GROUP(9)), 2, LOOM_ERR_CONFIG,
         "strategy.microbatch_group_size_per_vp_stage is 9: expected from pipeline_model_parallel_size 2 to the 8 "
-        "microbatches of a step; nearest legal 8 (batch size 16, data.micro_batch_size 2, 1 data-parallel rank)");
+        "microbatches of a step (data.global_batch_size 16, data.micro_batch_size 2, 1 data-parallel rank); nearest "
+        "legal microbatch_group_size_per_vp_stage 8, global_batch_size 18, or micro_batch_size 1");
     /* No batch size means one microbatch. */
     expect(WITH(PP(2), VP(2), "data.global_batch_size=null"), 2, LOOM_ERR_CONFIG,
-        "1 microbatch with virtual_pipeline_model_parallel_size 2: expected at least one for each of the 2 pipeline "
-        "stages; nearest legal 2 microbatches, or virtual_pipeline_model_parallel_size null (batch size 2, "
-        "data.micro_batch_size 2, 1 data-parallel rank)");
+        "1 microbatch with virtual_pipeline_model_parallel_size 2: expected at least one for each of the 2 stages of "
+        "pipeline_model_parallel_size (data.global_batch_size null is 2, data.micro_batch_size 2, 1 data-parallel "
+        "rank); nearest legal virtual_pipeline_model_parallel_size 1, or global_batch_size 4");
     /* Chunks that only the layout names. */
     expect(WITH(PP(2), BATCH(6), "model.pipeline_model_parallel_layout=\"E|t*4|t*4|L\""), 2, LOOM_ERR_CONFIG,
         "3 microbatches in groups of 2 (microbatch_group_size_per_vp_stage) leave a last group of 1: expected none, or "
-        "at least pipeline_model_parallel_size 2; nearest legal 2 or 4 microbatches, or "
-        "microbatch_group_size_per_vp_stage 3 (batch size 6, data.micro_batch_size 2, 1 data-parallel rank)");
+        "at least pipeline_model_parallel_size 2 (data.global_batch_size 6, data.micro_batch_size 2, 1 data-parallel "
+        "rank); nearest legal global_batch_size 4 or 8, or micro_batch_size 1 or 3");
 }
 
 /* An empty message: no size of the ramp-up is illegal for the pipeline. */
@@ -120,7 +123,8 @@ TEST(a_ramp_up_that_passes_through_an_illegal_size_is_refused_with_the_size) {
     const char *const interleaved[OVERRIDES_MAX] = {PP(2), VP(2)};
     expect_ramp_up(interleaved, (const int64_t[]){4, 4, 48}, 4,
         "data.rampup_batch_size: [4, 4, 48] passes through batch size 4: 1 microbatch with "
-        "virtual_pipeline_model_parallel_size 2: expected at least one for each of the 2 pipeline stages");
+        "virtual_pipeline_model_parallel_size 2: expected at least one for each of the 2 stages of "
+        "pipeline_model_parallel_size");
     /* 8, 12: the second gives 3 microbatches. */
     expect_ramp_up(interleaved, (const int64_t[]){8, 4, 48}, 4, "passes through batch size 12: ");
     expect_ramp_up(interleaved, (const int64_t[]){8, 8, 48}, 4, "");
@@ -128,8 +132,9 @@ TEST(a_ramp_up_that_passes_through_an_illegal_size_is_refused_with_the_size) {
     expect_ramp_up(plain, (const int64_t[]){4, 4, 48}, 4, "");
     /* Less than a microbatch a rank is a fault of the batch, told once. */
     expect_ramp_up(plain, (const int64_t[]){2, 2, 48}, 4,
-        "data.rampup_batch_size: after 0 samples of the ramp-up: global_batch_size is 2, expected a multiple of "
-        "micro_batch_size 2 x data-parallel size 2: nearest is 4");
+        "data.rampup_batch_size: [2, 2, 48] on world_size 4: after 0 samples of the ramp-up: global_batch_size is 2, "
+        "expected a multiple of micro_batch_size 2 x data-parallel size 2; nearest legal world_size 2, or "
+        "micro_batch_size 1, or rampup_batch_size [4, 4, 48]");
     /* Endless ramps end at once. */
     const char *const huge[OVERRIDES_MAX] = {PP(2), VP(2), "data.micro_batch_size=1", BATCH(9007199254740992)};
     expect_ramp_up(huge, (const int64_t[]){2, 1, 48}, 2, "microbatches in");
@@ -208,8 +213,9 @@ TEST(all_faults_of_a_pipeline_are_named_at_once) {
         4, LOOM_ERR_CONFIG,
         "model.account_for_loss_in_pipeline_split: found together with num_layers_in_first_pipeline_stage, expected "
         "one way to cut the layers\n10 microbatches in groups of 4 (microbatch_group_size_per_vp_stage) leave a last "
-        "group of 2: expected none, or at least pipeline_model_parallel_size 4; nearest legal 8 or 12 microbatches, or "
-        "microbatch_group_size_per_vp_stage 5 (batch size 20, data.micro_batch_size 2, 1 data-parallel rank)");
+        "group of 2: expected none, or at least pipeline_model_parallel_size 4 (data.global_batch_size 20, "
+        "data.micro_batch_size 2, 1 data-parallel rank); nearest legal global_batch_size 16 or 24, or micro_batch_size "
+        "1 or 5");
 }
 
 int main(void) {

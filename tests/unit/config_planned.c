@@ -31,92 +31,106 @@ static const struct {
     const char *message;
 } broken[] = {
     {{"ranks=8", "strategy.context_parallel_size=8", "model.hierarchical_context_parallel_sizes=[2, 2]"},
-        "model.hierarchical_context_parallel_sizes: found a product of 4, expected context_parallel_size, 8"},
+        "model.hierarchical_context_parallel_sizes: found a product of 4, expected context_parallel_size, 8; nearest "
+        "legal context_parallel_size 4"},
     {{"ranks=8", "strategy.tensor_model_parallel_size=3"},
-        "strategy.tensor_model_parallel_size 3 does not divide num_attention_heads 8: legal tensor sizes are 1, 2, 4\n"
-        "strategy.tensor_model_parallel_size 3 does not divide ffn_hidden_size 128: legal tensor sizes are 1, 2, 4\n"
-        "strategy.tensor_model_parallel_size 3 does not divide num_query_groups 4: legal tensor sizes are 1, 2, 4; "
-        "with replicate_query_groups also those of 1, 2, 4, 8\n"
+        "strategy.tensor_model_parallel_size 3 does not divide num_attention_heads 8; nearest legal "
+        "tensor_model_parallel_size 2 or 4\n"
+        "strategy.tensor_model_parallel_size 3 does not divide ffn_hidden_size 128; nearest legal "
+        "tensor_model_parallel_size 2 or 4\n"
+        "strategy.tensor_model_parallel_size 3 does not divide num_query_groups 4; nearest legal "
+        "tensor_model_parallel_size 2 or 4\n"
         "strategy.tensor_model_parallel_size 3 x pipeline_model_parallel_size 1 x context_parallel_size 1 = 3 does not "
-        "divide world_size 8; nearest legal tensor_model_parallel_size 2 or 4, or world_size 6 or 9"},
+        "divide world_size 8; nearest legal tensor_model_parallel_size 2 or 4"},
     {{"ranks=8", "strategy.tensor_model_parallel_size=8"},
-        "strategy.tensor_model_parallel_size 8 does not divide num_query_groups 4: legal tensor sizes are 1, 2, 4; "
-        "with replicate_query_groups also those of 1, 2, 4, 8"},
+        "strategy.tensor_model_parallel_size 8 does not divide num_query_groups 4 (replicate_query_groups would let "
+        "ranks share one); nearest legal tensor_model_parallel_size 4, num_query_groups 8, or replicate_query_groups "
+        "true"},
     {{"ranks=6", "strategy.tensor_model_parallel_size=4", "data.global_batch_size=7"},
         "strategy.tensor_model_parallel_size 4 x pipeline_model_parallel_size 1 x context_parallel_size 1 = 4 does not "
-        "divide world_size 6; nearest legal tensor_model_parallel_size 3 or 6, or world_size 4 or 8"},
+        "divide world_size 6; nearest legal world_size 4 or 28"},
     {{"ranks=4", "strategy.pipeline_model_parallel_size=3"},
         "strategy.tensor_model_parallel_size 1 x pipeline_model_parallel_size 3 x context_parallel_size 1 = 3 does not "
-        "divide world_size 4; nearest legal pipeline_model_parallel_size 2 or 4, or world_size 3 or 6\n"
-        "model.num_layers 8 is not a multiple of pipeline_model_parallel_size 3; nearest legal "
-        "pipeline_model_parallel_size 2 or 4, or num_layers 6 or 9, or balanced_pipeline_split true: 3, 3, 2"},
+        "divide world_size 4; nearest legal pipeline_model_parallel_size 2 or 4\n"
+        "model.num_layers 8 is not a multiple of pipeline_model_parallel_size 3 (balanced_pipeline_split would make "
+        "them 3, 3, 2); nearest legal pipeline_model_parallel_size 2 or 4"},
     {{"ranks=3", "strategy.pipeline_model_parallel_size=3"},
-        "model.num_layers 8 is not a multiple of pipeline_model_parallel_size 3; nearest legal "
-        "pipeline_model_parallel_size 2 or 4, or num_layers 6 or 9, or balanced_pipeline_split true: 3, 3, 2"},
+        "model.num_layers 8 is not a multiple of pipeline_model_parallel_size 3 (balanced_pipeline_split would make "
+        "them 3, 3, 2); nearest legal num_layers 6 or 9, pipeline_model_parallel_size 1, or balanced_pipeline_split "
+        "true"},
     {{"ranks=2", "strategy.pipeline_model_parallel_size=2", "strategy.virtual_pipeline_model_parallel_size=3",
          "data.global_batch_size=8"},
         "model.num_layers 8 is not a multiple of pipeline_model_parallel_size 2 x virtual_pipeline_model_parallel_size "
-        "3 = 6 chunks; nearest legal virtual_pipeline_model_parallel_size 2 or 4, or num_layers 6 or 12, or "
-        "balanced_pipeline_split true: 2, 2, 1, 1, 1, 1"},
+        "3 = 6 chunks (balanced_pipeline_split would make them 2, 2, 1, 1, 1, 1); nearest legal num_layers 6 or 12, "
+        "virtual_pipeline_model_parallel_size 2 or 4, or balanced_pipeline_split true"},
     {{"ranks=4", "strategy.pipeline_model_parallel_size=4", "strategy.virtual_pipeline_model_parallel_size=2",
          "data.global_batch_size=10"},
         "10 microbatches in groups of 4 (microbatch_group_size_per_vp_stage) leave a last group of 2: expected none, "
-        "or at least pipeline_model_parallel_size 4; nearest legal 8 or 12 microbatches, or "
-        "microbatch_group_size_per_vp_stage 5 (batch size 10, data.micro_batch_size 1, 1 data-parallel rank)"},
+        "or at least pipeline_model_parallel_size 4 (data.global_batch_size 10, data.micro_batch_size 1, 1 "
+        "data-parallel rank); nearest legal global_batch_size 8 or 12"},
     {{"ranks=2", "strategy.virtual_pipeline_model_parallel_size=2"},
         "strategy.virtual_pipeline_model_parallel_size is 2, but pipeline_model_parallel_size is 1: expected at least "
-        "2 pipeline stages, or no virtual ones"},
+        "2 pipeline stages, or no virtual ones; nearest legal virtual_pipeline_model_parallel_size null"},
     {{"ranks=2", "data.micro_batch_size=2", "data.global_batch_size=10"},
         "data.global_batch_size: found 10, expected a multiple of 4 (data.micro_batch_size 2 times 2 data-parallel "
-        "ranks): the nearest legal sizes are 8 and 12"},
+        "ranks); nearest legal global_batch_size 8 or 12, or micro_batch_size 1 or 5"},
     {{"ranks=4", "data.micro_batch_size=3", "data.global_batch_size=10", "steps=null"},
         "steps: missing, expected an integer >= 1\n"
         "data.global_batch_size: found 10, expected a multiple of 12 (data.micro_batch_size 3 times 4 data-parallel "
-        "ranks): the nearest legal size is 12"},
+        "ranks); nearest legal global_batch_size 12"},
     {{"strategy.sequence_parallel=true", "optim.lr=-1"},
         "override: optim.lr: found -1, expected a number > 0\n"
-        "strategy.sequence_parallel: found true with strategy.tensor_model_parallel_size 1, expected a tensor size of "
-        "at least 2, or false"},
+        "strategy.sequence_parallel: found true with strategy.tensor_model_parallel_size 1, expected at least 2 tensor "
+        "ranks to share rows; nearest legal sequence_parallel false"},
     {{"ranks=2", "strategy.tensor_model_parallel_size=2", "strategy.sequence_parallel=true", "model.seq_length=63"},
-        "model.seq_length 63 is not divisible by tensor_model_parallel_size 2, as sequence_parallel asks: the nearest "
-        "legal lengths are 62 and 64"},
+        "model.seq_length 63 is not divisible by tensor_model_parallel_size 2, as sequence_parallel asks; nearest "
+        "legal seq_length 62 or 64, or sequence_parallel false"},
     {{"ranks=2", "strategy.context_parallel_size=2", "model.seq_length=14"},
         "model.seq_length 14 cannot be cut into 2 chunks for each of the 2 ranks of context_parallel_size: expected a "
-        "multiple of 4; nearest legal 12 or 16"},
+        "multiple of 4; nearest legal seq_length 12 or 16, or context_parallel_size 1"},
     {{"ranks=8", "strategy.context_parallel_size=2", "strategy.tensor_model_parallel_size=4", "model.seq_length=20",
          "strategy.sequence_parallel=true"},
         "model.seq_length 20 cannot be cut into 2 chunks for each of the 2 ranks of context_parallel_size and rows for "
-        "each tensor rank, as sequence_parallel asks: expected a multiple of 8; nearest legal 16 or 24"},
+        "each rank of tensor_model_parallel_size, as sequence_parallel asks: expected a multiple of 8; nearest legal "
+        "seq_length 16 or 24, context_parallel_size 1, tensor_model_parallel_size 2, or sequence_parallel false"},
     {{"ranks=4", "strategy.context_parallel_size=4", "model.cp_comm_type=a2a", "model.num_query_groups=2"},
-        "model.cp_comm_type a2a: 4 context ranks cannot share the 8 heads and 2 query groups of a tensor rank "
-        "(num_attention_heads 8 and num_query_groups 2 over tensor_model_parallel_size 1); p2p and all_gather can"},
+        "model.cp_comm_type a2a: the 4 ranks of context_parallel_size cannot share the 8 heads and 2 query groups of a "
+        "tensor rank (num_attention_heads 8 and num_query_groups 2 over tensor_model_parallel_size 1); p2p and "
+        "all_gather can; nearest legal context_parallel_size 2, or num_query_groups 4"},
     {{"ranks=3", "strategy.expert_model_parallel_size=3", "model.num_moe_experts=8"},
-        "strategy.expert_model_parallel_size 3 does not divide num_moe_experts 8: the nearest legal 2 or 4"},
+        "strategy.expert_model_parallel_size 3 does not divide num_moe_experts 8; nearest legal "
+        "expert_model_parallel_size 1, or num_moe_experts 6 or 9"},
     {{"ranks=9", "strategy.expert_model_parallel_size=3", "strategy.expert_tensor_parallel_size=3",
          "model.num_moe_experts=8"},
-        "strategy.expert_model_parallel_size 3 does not divide num_moe_experts 8: the nearest legal 2 or 4\n"
-        "strategy.expert_tensor_parallel_size 3 does not divide moe_ffn_hidden_size 128: the nearest legal 2 or 4"},
+        "strategy.expert_model_parallel_size 3 does not divide num_moe_experts 8; nearest legal "
+        "expert_model_parallel_size 1, or num_moe_experts 6 or 9\n"
+        "strategy.expert_tensor_parallel_size 3 does not divide moe_ffn_hidden_size 128; nearest legal "
+        "expert_tensor_parallel_size 1, or moe_ffn_hidden_size 126 or 129"},
     {{"ranks=2", "strategy.tensor_model_parallel_size=2", "strategy.sequence_parallel=true", "model.num_moe_experts=4",
          "model.moe_shared_expert_intermediate_size=33"},
-        "model.moe_shared_expert_intermediate_size 33 is not divisible by tensor_model_parallel_size 2: the nearest "
-        "legal 32 or 34"},
+        "model.moe_shared_expert_intermediate_size 33 is not divisible by tensor_model_parallel_size 2; nearest legal "
+        "moe_shared_expert_intermediate_size 32 or 34"},
     {{"ranks=2", "strategy.expert_model_parallel_size=2"},
-        "strategy.expert_model_parallel_size: found 2, expected 1 for a model without experts (num_moe_experts)"},
+        "strategy.expert_model_parallel_size: found 2, expected 1 for a model without experts (num_moe_experts); "
+        "nearest legal expert_model_parallel_size 1"},
     {{"model.num_moe_experts=4", "model.moe_router_topk=5"},
-        "model.moe_router_topk is 5: expected 1 to the 4 of num_moe_experts"},
+        "model.moe_router_topk is 5: expected 1 to the 4 of num_moe_experts; nearest legal moe_router_topk 4, or "
+        "num_moe_experts 5"},
     {{"ranks=2", "strategy.tensor_model_parallel_size=2", "model.num_moe_experts=4",
          "strategy.expert_tensor_parallel_size=1"},
         "model.num_moe_experts 4 with tensor_model_parallel_size 2 needs sequence_parallel true: each tensor rank "
-        "routes rows of its own"},
+        "routes rows of its own; nearest legal num_moe_experts null, tensor_model_parallel_size 1, or "
+        "sequence_parallel true"},
     {{"model.num_moe_experts=4", "model.moe_layer_recompute=true", "model.recompute=full"},
         "model.moe_layer_recompute: found true with recompute full, which makes whole layers again: expected false, or "
-        "recompute none or selective"},
+        "recompute none or selective; nearest legal moe_layer_recompute false"},
     {{"model.architecture=mixtral"},
         "model.num_moe_experts: missing, expected an integer >= 1 with model.architecture mixtral"},
     {{"model.hidden_size=65", "model.num_query_groups=3"},
-        "model.num_query_groups 3 does not divide num_attention_heads 8\n"
-        "model.hidden_size 65 is not divisible by num_attention_heads 8: the nearest legal sizes are 64 and 72, or set "
-        "kv_channels"},
+        "model.num_query_groups 3 does not divide num_attention_heads 8; nearest legal num_query_groups 2 or 4, or "
+        "num_attention_heads 6 or 15\n"
+        "model.hidden_size 65 is not divisible by num_attention_heads 8, and kv_channels is not given; nearest legal "
+        "hidden_size 64 or 80, or kv_channels 6 or 8"},
     {{"model.hiden_size=64", "model.num_layers=0", "optim.lr=0"},
         "override: model.hiden_size: unknown field; did you mean model.hidden_size?\n"
         "override: model.num_layers: found 0, expected an integer >= 1, or null\n"
@@ -132,30 +146,32 @@ static const struct {
     {{"ranks=4", "strategy.pipeline_model_parallel_size=4", "strategy.microbatch_group_size_per_vp_stage=2",
          "strategy.virtual_pipeline_model_parallel_size=2", "data.global_batch_size=8"},
         "strategy.microbatch_group_size_per_vp_stage: found 2, expected at least strategy.pipeline_model_parallel_size "
-        "4, or null"},
+        "4, or null; nearest legal microbatch_group_size_per_vp_stage 4, or pipeline_model_parallel_size 2"},
     {{"ranks=2", "strategy.pipeline_model_parallel_size=2", "model.pipeline_model_parallel_layout=E|t*7|L"},
         "model.pipeline_model_parallel_layout: 'E|t*7|L' has 3 stages, expected a multiple of "
-        "pipeline_model_parallel_size 2: nearest legal 2 or 4 stages, or pipeline_model_parallel_size 1 or 3"},
+        "pipeline_model_parallel_size 2"},
     {{"ranks=2", "strategy.pipeline_model_parallel_size=2", "model.pipeline_model_parallel_layout=Et*4|t*4L",
          "model.balanced_pipeline_split=true"},
         "model.balanced_pipeline_split: found together with pipeline_model_parallel_layout, expected one way to cut "
-        "the layers"},
+        "the layers; nearest legal balanced_pipeline_split false"},
     {{"ranks=4", "strategy.pipeline_model_parallel_size=4", "model.num_layers_in_first_pipeline_stage=9"},
-        "model.num_layers 8 with num_layers_in_first_pipeline_stage 9 on pipeline_model_parallel_size 4: expected a "
-        "positive multiple of 3 for the other stages; nearest legal num_layers_in_first_pipeline_stage 5"},
+        "model.num_layers 8 with num_layers_in_first_pipeline_stage 9 on pipeline_model_parallel_size 4: expected "
+        "besides these 9 a positive multiple of 3 for the other stages; nearest legal num_layers 12, or "
+        "num_layers_in_first_pipeline_stage 5"},
     {{"ranks=8", "strategy.pipeline_model_parallel_size=2", "data.global_batch_size=16",
          "data.rampup_batch_size=[2, 4, 48]"},
-        "data.rampup_batch_size: rampup_batch_size goes from 2 in steps of 4, expected that they reach "
-        "global_batch_size 16: the nearest are 14 and 18"},
+        "data.rampup_batch_size: [2, 4, 48] on world_size 8: rampup_batch_size goes from 2 in steps of 4, expected "
+        "that they reach global_batch_size 16; nearest legal rampup_batch_size [4, 4, 48]"},
     {{"data.rampup_batch_size=[4, 4]", "data.global_batch_size=16"},
         "data.rampup_batch_size: found 2 numbers, expected three: the first batch size, the increment, and the samples "
         "that the increments take"},
     {{"ranks=4", "strategy.num_distributed_optimizer_instances=2"},
         "strategy.num_distributed_optimizer_instances: found 2, expected 1 without "
-        "strategy.ddp.use_distributed_optimizer"},
+        "strategy.ddp.use_distributed_optimizer; nearest legal num_distributed_optimizer_instances 1"},
     {{"ranks=4", "strategy.num_distributed_optimizer_instances=3", "strategy.ddp.use_distributed_optimizer=true"},
         "strategy.num_distributed_optimizer_instances is 3: expected a divisor of data x context parallel size 4 and "
-        "of the expert data parallel size 4; nearest legal 2 or 4"},
+        "of the expert data parallel size 4 of world_size 4; nearest legal num_distributed_optimizer_instances 2 or 4, "
+        "or world_size 3 or 6"},
     {{"strategy.ddp.overlap_param_gather=true", "strategy.bucket_cap_mb=25"},
         "strategy.ddp.overlap_param_gather: found true without strategy.ddp.use_distributed_optimizer, which gathers "
         "parameters; expected false\n"
@@ -173,16 +189,17 @@ static const struct {
         "optim.warmup_steps: found 200, expected less than the 100 steps of the schedule\n"
         "optim.wsd_decay_steps: missing, schedule megatron-WSD needs it"},
     {{"data.kind=gpt", "data.pack_sequences=true", "validation.every=10"},
-        "data.pack_sequences: only data.kind finetune packs, found gpt\n"
+        "data.pack_sequences: only data.kind finetune packs, found gpt; nearest legal pack_sequences false\n"
         "data.path: missing, expected a prefix, or weights and prefixes in turn\n"
         "data.valid_path: missing, expected a prefix to validate with, since data.path is not given"},
     {{"model.kv_channels=7", "model.rotary_percent=1.0", "model.hidden_dropout=1.5"},
         "override: model.hidden_dropout: found 1.5, expected a number from 0 to below 1 in fp32\n"
         "model.kv_channels 7 with rotary_percent 1: rotary positions turn pairs, so that an even number of channels is "
-        "needed"},
+        "needed; nearest legal kv_channels 6 or 8"},
     {{"model.vocab_size=1000", "model.padded_vocab_size=999", "ranks=2", "strategy.tensor_model_parallel_size=2"},
-        "model.padded_vocab_size: found 999, expected an integer from 1000 to 2147483648\n"
-        "model.padded_vocab_size 999 is not divisible by tensor_model_parallel_size 2: the smallest legal size is "
+        "model.padded_vocab_size: found 999, expected an integer from 1000 to 2147483648; nearest legal "
+        "padded_vocab_size 1000\n"
+        "model.padded_vocab_size 999 is not divisible by tensor_model_parallel_size 2; nearest legal padded_vocab_size "
         "1000"},
     {{"seed=-1", "threads=0", "output=3", "log.every=0"},
         "override: threads: found 0, expected an integer from 1 to 4096, or null\n"
@@ -190,45 +207,53 @@ static const struct {
         "override: log.every: found 0, expected an integer >= 1"},
     {{"ranks=8", "strategy.tensor_model_parallel_size=5", "strategy.pipeline_model_parallel_size=3",
          "strategy.context_parallel_size=2", "model.seq_length=10"},
-        "strategy.tensor_model_parallel_size 5 does not divide num_attention_heads 8: legal tensor sizes are 1, 2, 4\n"
-        "strategy.tensor_model_parallel_size 5 does not divide ffn_hidden_size 128: legal tensor sizes are 1, 2, 4\n"
-        "strategy.tensor_model_parallel_size 5 does not divide num_query_groups 4: legal tensor sizes are 1, 2, 4; "
-        "with replicate_query_groups also those of 1, 2, 4, 8\n"
+        "strategy.tensor_model_parallel_size 5 does not divide num_attention_heads 8; nearest legal "
+        "tensor_model_parallel_size 4\n"
+        "strategy.tensor_model_parallel_size 5 does not divide ffn_hidden_size 128; nearest legal "
+        "tensor_model_parallel_size 4\n"
+        "strategy.tensor_model_parallel_size 5 does not divide num_query_groups 4; nearest legal "
+        "tensor_model_parallel_size 4\n"
         "model.seq_length 10 cannot be cut into 2 chunks for each of the 2 ranks of context_parallel_size: expected a "
-        "multiple of 4; nearest legal 8 or 12\n"
+        "multiple of 4; nearest legal seq_length 8 or 12, or context_parallel_size 1 or 5\n"
         "strategy.tensor_model_parallel_size 5 x pipeline_model_parallel_size 3 x context_parallel_size 2 = 30 is more "
         "than world_size 8; nearest legal world_size 30\n"
-        "model.num_layers 8 is not a multiple of pipeline_model_parallel_size 3; nearest legal "
-        "pipeline_model_parallel_size 2 or 4, or num_layers 6 or 9, or balanced_pipeline_split true: 3, 3, 2"},
+        "model.num_layers 8 is not a multiple of pipeline_model_parallel_size 3 (balanced_pipeline_split would make "
+        "them 3, 3, 2); nearest legal num_layers 6 or 9, pipeline_model_parallel_size 2 or 4, or "
+        "balanced_pipeline_split true"},
     {{"model.architecture=lama", "model.num_attention_heads=6", "model.num_query_groups=6", "ranks=4",
          "strategy.tensor_model_parallel_size=4"},
         "override: model.architecture: found \"lama\", expected one of gpt2, llama, mistral, mixtral, qwen2, qwen3, "
         "qwen2_moe, qwen3_moe, gemma, or null; did you mean llama?\n"
-        "model.hidden_size 64 is not divisible by num_attention_heads 6: the nearest legal sizes are 60 and 66, or set "
-        "kv_channels\n"
-        "strategy.tensor_model_parallel_size 4 does not divide num_attention_heads 6: legal tensor sizes are 1, 2\n"
-        "strategy.tensor_model_parallel_size 4 does not divide num_query_groups 6: legal tensor sizes are 1, 2"},
+        "model.hidden_size 64 is not divisible by num_attention_heads 6, and kv_channels is not given; nearest legal "
+        "hidden_size 60 or 72, or kv_channels 8 or 10\n"
+        "strategy.tensor_model_parallel_size 4 does not divide num_attention_heads 6; nearest legal "
+        "tensor_model_parallel_size 2\n"
+        "strategy.tensor_model_parallel_size 4 does not divide num_query_groups 6; nearest legal "
+        "tensor_model_parallel_size 2"},
     {{"ranks=8", "model.num_moe_experts=6", "model.moe_router_topk=9", "strategy.expert_model_parallel_size=4",
          "strategy.context_parallel_size=8", "model.seq_length=100"},
-        "model.moe_router_topk is 9: expected 1 to the 6 of num_moe_experts\n"
+        "model.moe_router_topk is 9: expected 1 to the 6 of num_moe_experts; nearest legal num_moe_experts 12\n"
         "model.seq_length 100 cannot be cut into 2 chunks for each of the 8 ranks of context_parallel_size: expected a "
-        "multiple of 16; nearest legal 96 or 112\n"
-        "strategy.expert_model_parallel_size 4 does not divide num_moe_experts 6: the nearest legal 3 or 6"},
+        "multiple of 16; nearest legal seq_length 96 or 112, or context_parallel_size 2\n"
+        "strategy.expert_model_parallel_size 4 does not divide num_moe_experts 6; nearest legal num_moe_experts 12"},
     {{"model.num_layers=many", "model.hidden_size=0", "ranks=4", "strategy.tensor_model_parallel_size=3",
          "strategy.context_parallel_size=4", "model.seq_length=20", "data.global_batch_size=0"},
         "override: model.num_layers: found \"many\", expected an integer >= 1, or null\n"
         "override: model.hidden_size: found 0, expected an integer >= 1, or null\n"
         "override: data.global_batch_size: found 0, expected an integer >= 1, or null\n"
         "model.seq_length 20 cannot be cut into 2 chunks for each of the 4 ranks of context_parallel_size: expected a "
-        "multiple of 8; nearest legal 16 or 24\n"
+        "multiple of 8; nearest legal seq_length 16 or 24, or context_parallel_size 2 or 5\n"
         "strategy.tensor_model_parallel_size 3 x pipeline_model_parallel_size 1 x context_parallel_size 4 = 12 is more "
         "than world_size 4; nearest legal tensor_model_parallel_size 1, or world_size 12\n"
-        "strategy.tensor_model_parallel_size 3 does not divide num_attention_heads 8: legal tensor sizes are 1, 2, 4\n"
-        "strategy.tensor_model_parallel_size 3 does not divide ffn_hidden_size 128: legal tensor sizes are 1, 2, 4\n"
-        "strategy.tensor_model_parallel_size 3 does not divide num_query_groups 4: legal tensor sizes are 1, 2, 4; "
-        "with replicate_query_groups also those of 1, 2, 4, 8"},
+        "strategy.tensor_model_parallel_size 3 does not divide num_attention_heads 8; nearest legal "
+        "tensor_model_parallel_size 1\n"
+        "strategy.tensor_model_parallel_size 3 does not divide ffn_hidden_size 128; nearest legal "
+        "tensor_model_parallel_size 1\n"
+        "strategy.tensor_model_parallel_size 3 does not divide num_query_groups 4; nearest legal "
+        "tensor_model_parallel_size 1"},
     {{"model.hidden_size=9007199254740992", "model.ffn_hidden_size=null"},
-        "model.hidden_size: found 9007199254740992, expected an integer from 1 to 67108864"},
+        "model.hidden_size: found 9007199254740992, expected an integer from 1 to 67108864; nearest legal hidden_size "
+        "524288"},
 };
 enum { BROKEN = sizeof broken / sizeof *broken };
 _Static_assert(BROKEN >= 40, "forty broken configurations");
@@ -305,8 +330,8 @@ static void more_ranks_than_threads_are_planned(void **state) {
     assert_int_equal(load((const char *const[FIELDS]){"ranks=16384", "data.global_batch_size=10"}, &config, &not_built),
         LOOM_ERR_CONFIG);
     assert_string_equal(loom_error_message(),
-        "data.global_batch_size: found 10, expected a multiple of 16384 (data.micro_batch_size 1 times 16384 "
-        "data-parallel ranks): the nearest legal size is 16384");
+        "data.global_batch_size: found 10, expected a multiple of 16384 (data.micro_batch_size 1 "
+        "times 16384 data-parallel ranks); nearest legal global_batch_size 16384");
     assert_int_equal(load((const char *const[FIELDS]){"ranks=2147483648"}, &config, &not_built), LOOM_ERR_CONFIG);
     assert_string_equal(loom_error_message(), "override: ranks: found 2147483648, expected an integer from 1 to 4096");
 }

@@ -178,9 +178,9 @@ static void a_global_batch_of_10_on_2x2_is_refused_naming_8_and_12(void **state)
     int64_t microbatches;
     assert_int_equal(loom_data_microbatches(10, 2, 2, &microbatches), LOOM_ERR_CONFIG);
     assert_non_null(strstr(loom_error_message(), "global_batch_size is 10"));
-    assert_non_null(strstr(loom_error_message(), "nearest are 8 and 12"));
+    assert_non_null(strstr(loom_error_message(), "nearest legal 8 or 12"));
     assert_int_equal(loom_data_microbatches(3, 2, 2, &microbatches), LOOM_ERR_CONFIG);
-    assert_non_null(strstr(loom_error_message(), "nearest is 4"));
+    assert_non_null(strstr(loom_error_message(), "nearest legal 4"));
     assert_int_equal(loom_data_microbatches(12, 2, 2, &microbatches), LOOM_OK);
     assert_int_equal(microbatches, 3);
     assert_int_equal(loom_data_microbatches(0, 2, 2, &microbatches), LOOM_ERR_CONFIG);

@@ -119,7 +119,8 @@ static void a_refusal_names_field_numbers_and_nearest_legal_values(void **state)
     sizes = loom_parallel_sizes_default(12);
     sizes.optimizer_instances = 5;
     assert_refused(sizes, LOOM_ERR_CONFIG, 1,
-        WORDS("num_distributed_optimizer_instances is 5", "size 12", "nearest legal 4 or 6"));
+        WORDS("num_distributed_optimizer_instances is 5", "size 12",
+            "nearest legal num_distributed_optimizer_instances 4 or 6"));
     sizes = loom_parallel_sizes_default(8);
     sizes.context = 8;
     sizes.hierarchical_levels = 2;
@@ -133,8 +134,8 @@ static void a_refusal_names_field_numbers_and_nearest_legal_values(void **state)
     sizes.tensor = 3;
     sizes.encoder_tensor = 2;
     sizes.encoder_pipeline = 1;
-    assert_refused(
-        sizes, LOOM_ERR_CONFIG, 1, WORDS("encoder_tensor_model_parallel_size is 2", "is 3", "nearest legal", "1 or 3"));
+    assert_refused(sizes, LOOM_ERR_CONFIG, 1,
+        WORDS("encoder_tensor_model_parallel_size is 2", "is 3", "nearest legal tensor_model_parallel_size 8"));
 }
 
 static void all_faults_are_named_at_once(void **state) {
@@ -239,7 +240,7 @@ static void extended_experts_are_cut_over_tensor_and_expert_ranks(void **state) 
     assert_int_equal(loom_layout_init(&sizes, &layout), LOOM_ERR_CONFIG);
     assert_string_equal(loom_error_message(),
         "expert_tensor_parallel_size: found 4 with moe_extended_tp, which cuts experts over tensor x expert ranks; "
-        "expected null");
+        "expected null; nearest legal expert_tensor_parallel_size 2, or moe_extended_tp false");
     sizes.expert_tensor = 0;
     sizes.expert = (int64_t)1 << 62;
     assert_int_equal(loom_layout_init(&sizes, &layout), LOOM_ERR_CONFIG);

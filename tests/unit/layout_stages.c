@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "layout/layout.h"
 #include <megaloom/stages.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,23 +38,22 @@ static void expect_refused(loom_stage_split split, loom_status status, const cha
 TEST(what_does_not_divide_is_refused_with_the_nearest_that_does) {
     (void)state;
     expect_refused(SPLIT(.layers = 30, .pipeline_model_parallel_size = 4), LOOM_ERR_CONFIG,
-        "num_layers 30 is not a multiple of pipeline_model_parallel_size 4; nearest legal pipeline_model_parallel_size "
-        "3 "
-        "or 5, or num_layers 28 or 32, or balanced_pipeline_split true: 8, 8, 7, 7");
+        "num_layers 30 is not a multiple of pipeline_model_parallel_size 4 (balanced_pipeline_split would make them 8, "
+        "8, 7, 7); nearest legal num_layers 28 or 32, pipeline_model_parallel_size 3 or 5, or balanced_pipeline_split "
+        "true");
     expect_refused(SPLIT(.layers = 10, .pipeline_model_parallel_size = 3), LOOM_ERR_CONFIG,
-        "num_layers 10 is not a multiple of pipeline_model_parallel_size 3; nearest legal pipeline_model_parallel_size "
-        "2 "
-        "or 5, or num_layers 9 or 12, or balanced_pipeline_split true: 4, 3, 3");
+        "num_layers 10 is not a multiple of pipeline_model_parallel_size 3 (balanced_pipeline_split would make them 4, "
+        "3, 3); nearest legal num_layers 9 or 12, pipeline_model_parallel_size 2 or 5, or balanced_pipeline_split "
+        "true");
     expect_refused(SPLIT(.layers = 7, .pipeline_model_parallel_size = 2), LOOM_ERR_CONFIG,
-        "num_layers 7 is not a multiple of pipeline_model_parallel_size 2; nearest legal pipeline_model_parallel_size "
-        "1 "
-        "or 7, or num_layers 6 or 8, or balanced_pipeline_split true: 4, 3");
+        "num_layers 7 is not a multiple of pipeline_model_parallel_size 2 (balanced_pipeline_split would make them 4, "
+        "3); nearest legal num_layers 6 or 8, pipeline_model_parallel_size 1 or 7, or balanced_pipeline_split true");
     expect_refused(SPLIT(.layers = 12, .pipeline_model_parallel_size = 4, .virtual_pipeline_model_parallel_size = 2),
         LOOM_ERR_CONFIG,
         "num_layers 12 is not a multiple of pipeline_model_parallel_size 4 x virtual_pipeline_model_parallel_size 2 = "
-        "8 "
-        "chunks; nearest legal pipeline_model_parallel_size 3 or 6, virtual_pipeline_model_parallel_size 1 or 3, or "
-        "num_layers 8 or 16, or balanced_pipeline_split true: 2, 2, 2, 2, 1, 1, 1, 1");
+        "8 chunks (balanced_pipeline_split would make them 2, 2, 2, 2, 1, 1, 1, 1); nearest legal num_layers 8 or 16, "
+        "pipeline_model_parallel_size 3 or 6, virtual_pipeline_model_parallel_size 1 or 3, or balanced_pipeline_split "
+        "true");
 }
 
 TEST(a_balanced_split_gives_the_larger_parts_first) {
@@ -67,7 +67,7 @@ TEST(a_balanced_split_gives_the_larger_parts_first) {
     expect_refused(SPLIT(.layers = 3, .pipeline_model_parallel_size = 4, .balanced_pipeline_split = true),
         LOOM_ERR_CONFIG,
         "num_layers 3 are too few for pipeline_model_parallel_size 4: balanced_pipeline_split gives each at least one "
-        "layer; nearest legal num_layers 4");
+        "layer; nearest legal num_layers 4, or pipeline_model_parallel_size 3");
 }
 
 TEST(embedding_and_loss_count_as_layers) {
@@ -78,8 +78,7 @@ TEST(embedding_and_loss_count_as_layers) {
     expect_refused(SPLIT(.layers = 8, .pipeline_model_parallel_size = 4, .account_for_loss_in_pipeline_split = true),
         LOOM_ERR_CONFIG,
         "num_layers 8 and the loss, counted as a layer, make 9, which is not a multiple of "
-        "pipeline_model_parallel_size "
-        "4; nearest legal pipeline_model_parallel_size 3 or 9, or num_layers 7 or 11");
+        "pipeline_model_parallel_size 4; nearest legal num_layers 7 or 11, or pipeline_model_parallel_size 3 or 9");
 }
 
 TEST(ends_that_leave_no_even_middle_are_refused_with_ends_that_do) {
@@ -88,13 +87,15 @@ TEST(ends_that_leave_no_even_middle_are_refused_with_ends_that_do) {
                        .num_layers_in_last_pipeline_stage = 2),
         LOOM_ERR_CONFIG,
         "num_layers 14 with num_layers_in_first_pipeline_stage 3 and num_layers_in_last_pipeline_stage 2 on "
-        "pipeline_model_parallel_size 4: expected a positive multiple of 2 for the other stages; nearest legal "
-        "num_layers_in_first_pipeline_stage 2 or 4, or num_layers_in_last_pipeline_stage 1 or 3");
+        "pipeline_model_parallel_size 4: expected besides these 5 a positive multiple of 2 for the other stages; "
+        "nearest legal num_layers 13 or 15, num_layers_in_first_pipeline_stage 2 or 4, "
+        "num_layers_in_last_pipeline_stage 1 or 3, or pipeline_model_parallel_size 3 or 5");
     /* Every layer at one end is no pipeline. */
     expect_refused(SPLIT(.layers = 7, .pipeline_model_parallel_size = 3, .num_layers_in_first_pipeline_stage = 7),
         LOOM_ERR_CONFIG,
-        "num_layers 7 with num_layers_in_first_pipeline_stage 7 on pipeline_model_parallel_size 3: expected a positive "
-        "multiple of 2 for the other stages; nearest legal num_layers_in_first_pipeline_stage 5");
+        "num_layers 7 with num_layers_in_first_pipeline_stage 7 on pipeline_model_parallel_size 3: expected besides "
+        "these 7 a positive multiple of 2 for the other stages; nearest legal num_layers 9, "
+        "num_layers_in_first_pipeline_stage 5, or pipeline_model_parallel_size 1");
     /* Here the reference divides by zero. */
     expect_layers(SPLIT(.layers = 10, .pipeline_model_parallel_size = 2, .virtual_pipeline_model_parallel_size = 2,
                       .num_layers_in_first_pipeline_stage = 4, .num_layers_in_last_pipeline_stage = 6),
@@ -103,8 +104,8 @@ TEST(ends_that_leave_no_even_middle_are_refused_with_ends_that_do) {
                        .num_layers_in_first_pipeline_stage = INT64_MAX, .num_layers_in_last_pipeline_stage = INT64_MAX),
         LOOM_ERR_CONFIG,
         "num_layers 5 with num_layers_in_first_pipeline_stage 9223372036854775807 and "
-        "num_layers_in_last_pipeline_stage "
-        "9223372036854775807 on pipeline_model_parallel_size 2: expected the two to be all of them");
+        "num_layers_in_last_pipeline_stage 9223372036854775807 on pipeline_model_parallel_size 2: expected these -2 to "
+        "be all");
 }
 
 TEST(one_stage_has_no_chunks) {
@@ -112,12 +113,11 @@ TEST(one_stage_has_no_chunks) {
     expect_refused(SPLIT(.layers = 8, .pipeline_model_parallel_size = 1, .virtual_pipeline_model_parallel_size = 2),
         LOOM_ERR_CONFIG,
         "virtual_pipeline_model_parallel_size is 2, but pipeline_model_parallel_size is 1: expected at least 2 "
-        "pipeline "
-        "stages, or no virtual ones");
+        "pipeline stages, or no virtual ones; nearest legal virtual_pipeline_model_parallel_size null, or "
+        "pipeline_model_parallel_size 2");
     expect_refused(LAYOUT("Et|tL", 2, 1), LOOM_ERR_CONFIG,
         "pipeline_model_parallel_layout: 'Et|tL' has 2 stages, but pipeline_model_parallel_size is 1: expected one "
-        "stage, "
-        "or a pipeline size that divides 2");
+        "stage, or a pipeline size that divides their number; nearest legal pipeline_model_parallel_size 2");
 }
 
 TEST(all_faults_are_named_at_once) {
@@ -126,17 +126,16 @@ TEST(all_faults_are_named_at_once) {
                        .num_layers_in_first_pipeline_stage = 2, .balanced_pipeline_split = true,
                        .account_for_loss_in_pipeline_split = true, .pipeline_model_parallel_layout = "EttL|"),
         LOOM_ERR_CONFIG,
-        "virtual_pipeline_model_parallel_size: found -1, expected at least 1, or null\n"
+        "virtual_pipeline_model_parallel_size: found -1, expected at least 1, or null; nearest legal "
+        "virtual_pipeline_model_parallel_size 1\n"
         "pipeline_model_parallel_layout: 'EttL|' has L, the loss, in the middle: expected it as the last symbol\n"
-        "num_layers: found 0, expected 1 to 9007199254740992\n"
+        "num_layers: found 0, expected 1 to 9007199254740992; nearest legal num_layers 1\n"
         "balanced_pipeline_split: found together with pipeline_model_parallel_layout, expected one way to cut the "
-        "layers\n"
+        "layers; nearest legal balanced_pipeline_split false\n"
         "num_layers_in_first_pipeline_stage: found together with pipeline_model_parallel_layout, expected one way to "
-        "cut "
-        "the layers\n"
+        "cut the layers; nearest legal num_layers_in_first_pipeline_stage null\n"
         "account_for_loss_in_pipeline_split: found together with pipeline_model_parallel_layout, expected one way to "
-        "cut "
-        "the layers");
+        "cut the layers; nearest legal account_for_loss_in_pipeline_split false");
 }
 
 TEST(a_layout_repeats_symbols_and_groups_also_nested) {
@@ -153,17 +152,17 @@ TEST(a_layout_repeats_symbols_and_groups_also_nested) {
 TEST(a_layout_must_place_the_layers_of_the_model_on_the_stages_of_the_run) {
     (void)state;
     expect_refused(LAYOUT("Ett|ttL", 5, 2), LOOM_ERR_CONFIG,
-        "pipeline_model_parallel_layout: 'Ett|ttL' places 4 layers (t), expected num_layers 5");
+        "pipeline_model_parallel_layout: 'Ett|ttL' places 4 layers (t), expected num_layers 5; nearest legal "
+        "num_layers 4");
     expect_refused(LAYOUT("Ett|t|tL", 4, 2), LOOM_ERR_CONFIG,
         "pipeline_model_parallel_layout: 'Ett|t|tL' has 3 stages, expected a multiple of pipeline_model_parallel_size "
-        "2: "
-        "nearest legal 2 or 4 stages, or pipeline_model_parallel_size 1 or 3");
+        "2; nearest legal pipeline_model_parallel_size 3");
     expect_refused(SPLIT(.layers = 8, .pipeline_model_parallel_size = 2, .virtual_pipeline_model_parallel_size = 3,
                        .pipeline_model_parallel_layout = "Ett|tt|tt|ttL"),
         LOOM_ERR_CONFIG,
         "virtual_pipeline_model_parallel_size: found 3, but pipeline_model_parallel_layout 'Ett|tt|tt|ttL' has 4 "
-        "stages "
-        "for pipeline_model_parallel_size 2: expected 2, or null");
+        "stages for pipeline_model_parallel_size 2: expected 2, or null; nearest legal "
+        "virtual_pipeline_model_parallel_size 2");
     expect_refused(LAYOUT("Et|tmL", 2, 2), LOOM_ERR_UNSUPPORTED,
         "not supported yet: pipeline_model_parallel_layout 'Et|tmL' with m (multi-token prediction layers); only E, t "
         "and "
@@ -223,6 +222,15 @@ TEST(hostile_layouts_are_refused_without_being_written_out) {
     free(text);
 }
 
+/* Asked without the nearest legal values, which most of the thousands of splits below would be searched for. */
+static bool is_accepted(const loom_stage_split *split) {
+    loom__faults faults;
+    int64_t chunks;
+    loom__faults_begin(&faults);
+    loom__stage_split_faults(split, &chunks, &faults);
+    return faults.count == 0;
+}
+
 /* Whatever is accepted places each layer once, in the order of depth. */
 TEST(every_layer_is_placed_exactly_once) {
     (void)state;
@@ -239,8 +247,9 @@ TEST(every_layer_is_placed_exactly_once) {
                                 .num_layers_in_last_pipeline_stage = last,
                                 .account_for_embedding_in_pipeline_split = flags & 1,
                                 .account_for_loss_in_pipeline_split = flags & 2, .balanced_pipeline_split = flags & 4);
-                            if (loom_stage_split_make(&split, stages) != LOOM_OK)
+                            if (!is_accepted(&split))
                                 continue;
+                            assert_int_equal(loom_stage_split_make(&split, stages), LOOM_OK);
                             int64_t depth = 0, chunks = vp ? vp : 1;
                             for (int64_t i = 0; i < pp * chunks; i++) {
                                 assert_true(stages[i].layers >= 0 && stages[i].first_layer == depth);

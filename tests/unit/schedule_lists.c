@@ -21,16 +21,19 @@ static void refused(loom_schedule_config config, loom_status expected, const cha
 static void refusals_name_the_sizes_and_the_nearest_legal_ones(void **state) {
     (void)state;
     refused((loom_schedule_config){0, 0, 8, 0, 0, false, false}, LOOM_ERR_CONFIG,
-        "pipeline_model_parallel_size is 0: expected at least 1; nearest legal 1");
+        "pipeline_model_parallel_size is 0: expected at least 1; nearest legal pipeline_model_parallel_size 1");
     refused((loom_schedule_config){1, 2, 8, 0, 0, false, false}, LOOM_ERR_CONFIG,
         "pipeline_model_parallel_size is 1: expected at least 2");
-    refused((loom_schedule_config){4, 2, 3, 0, 0, false, false}, LOOM_ERR_CONFIG, "nearest legal 4 microbatches");
+    refused((loom_schedule_config){4, 2, 3, 0, 0, false, false}, LOOM_ERR_CONFIG, "nearest legal microbatches 4");
     refused((loom_schedule_config){4, 2, 10, 0, 0, false, false}, LOOM_ERR_CONFIG,
-        "last group of 2: expected none, or at least pipeline_model_parallel_size 4; nearest legal 8 or 12 "
-        "microbatches, or microbatch_group_size_per_vp_stage 5");
-    refused((loom_schedule_config){4, 2, 8, 3, 0, false, false}, LOOM_ERR_CONFIG, "nearest legal 4");
-    refused((loom_schedule_config){2, 2, 4, 5, 0, false, false}, LOOM_ERR_CONFIG, "nearest legal 4");
-    refused((loom_schedule_config){2, 0, 4, 4, 0, false, false}, LOOM_ERR_CONFIG, "nearest legal null");
+        "last group of 2: expected none, or at least pipeline_model_parallel_size 4; nearest legal "
+        "microbatches 8 or 12, microbatch_group_size_per_vp_stage 5");
+    refused((loom_schedule_config){4, 2, 8, 3, 0, false, false}, LOOM_ERR_CONFIG,
+        "nearest legal microbatch_group_size_per_vp_stage 4");
+    refused((loom_schedule_config){2, 2, 4, 5, 0, false, false}, LOOM_ERR_CONFIG,
+        "nearest legal microbatch_group_size_per_vp_stage 4");
+    refused((loom_schedule_config){2, 0, 4, 4, 0, false, false}, LOOM_ERR_CONFIG,
+        "nearest legal microbatch_group_size_per_vp_stage 2");
     refused((loom_schedule_config){2, 2, 4, 0, LOOM_SCHEDULE_ZERO_BUBBLE, false, false}, LOOM_ERR_UNSUPPORTED,
         "not supported yet: the zero-bubble schedule");
     refused((loom_schedule_config){2, 0, 4, 0, (loom_schedule_kind)7, false, false}, LOOM_ERR_CONFIG, "number 7");
