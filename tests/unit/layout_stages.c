@@ -104,8 +104,8 @@ TEST(ends_that_leave_no_even_middle_are_refused_with_ends_that_do) {
                        .num_layers_in_first_pipeline_stage = INT64_MAX, .num_layers_in_last_pipeline_stage = INT64_MAX),
         LOOM_ERR_CONFIG,
         "num_layers 5 with num_layers_in_first_pipeline_stage 9223372036854775807 and "
-        "num_layers_in_last_pipeline_stage 9223372036854775807 on pipeline_model_parallel_size 2: expected these -2 to "
-        "be all");
+        "num_layers_in_last_pipeline_stage 9223372036854775807 on pipeline_model_parallel_size 2: expected these "
+        "9223372036854775807 to be all");
 }
 
 TEST(one_stage_has_no_chunks) {
