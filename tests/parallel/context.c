@@ -94,12 +94,14 @@ static void what_cannot_be_shared_is_refused_with_its_numbers(void **state) {
         "cp_comm_type: found a list of 2, expected one for each of num_layers 4 or one for all");
     expect_refusal((shared_case){.cp = 1, .types = {"p2p", "a2a", "p2p"}}, "cp_comm_type: found a list of 3");
     expect_refusal((shared_case){.cp = 4, .types = {"a2a", "p2p", "a2a", "a2a"}, .groups = 2},
-        "cp_comm_type a2a of layers 0, 2 to 3: 4 context ranks cannot share the 12 heads and 2 query groups");
+        "cp_comm_type a2a of layers 0, 2 to 3: the 4 ranks of context_parallel_size cannot share the 12 heads and 2 "
+        "query groups");
     expect_refusal((shared_case){.cp = 4, .types = {"p2p", "a2a+p2p", "p2p", "p2p"}},
         "cp_comm_type a2a+p2p of layer 1 needs hierarchical_context_parallel_sizes of two levels");
     expect_refusal(
         (shared_case){.cp = 8, .types = {"p2p", "a2a", "a2a+p2p", "p2p"}, .inner = 8, .groups = 4, .length = 64},
-        "cp_comm_type a2a+p2p of layer 2: 8 context ranks cannot share the 12 heads and 4 query groups");
+        "cp_comm_type a2a+p2p of layer 2: the 8 ranks of the inner level of hierarchical_context_parallel_sizes cannot "
+        "share the 12 heads and 4 query groups");
     expect_refusal((shared_case){.cp = 2, .types = {"p2p", "ring", "p2p", "p2p"}},
         "found [p2p, ring, p2p, p2p], expected one of p2p, all_gather, a2a, a2a+p2p, or a list of at most 512 of them");
     expect_refusal((shared_case){.cp = 2, .type = "ring"}, "found ring, expected one of p2p, all_gather, a2a, a2a+p2p");
