@@ -5,8 +5,8 @@
  * Memory is that of Megaloom's own training: the activations are counted by walking the operations of a layer with
  * their very tensors, over the instructions that a stage carries out. How many rows an expert gets depends on the data:
  * all are thought to get as many. Parts of a configuration that training still refuses are counted by the same rules
- * where they have tensors of their own (recomputed experts), fp8 as bf16; biases of experts are not. Not counted are
- * the program itself, threads, messages of MPI, the router's tables of choices and scratch of the kernels.
+ * where they have tensors of their own (recomputed experts), fp8 as bf16. Not counted are the program itself, threads,
+ * messages of MPI, the router's tables of choices and scratch of the kernels.
  *
  * Sizes are in bytes, times in seconds, operations in floating point operations. Nothing here is collective. */
 #ifndef MEGALOOM_PLAN_H
