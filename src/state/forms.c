@@ -3,24 +3,12 @@
  * same values lie at the same place in both. */
 #include "state/state.h"
 
-static loom_status set_text(loom_value_pool *pool, loom_value *dict, const char *key, const char *of) {
-    loom_value *value = NULL;
-    LOOM_TRY(loom_value_text(pool, of, &value));
-    return loom_value_set(pool, dict, key, value);
-}
-
-static loom_status set_bool(loom_value_pool *pool, loom_value *dict, const char *key, bool of) {
-    loom_value *value = NULL;
-    LOOM_TRY(loom_value_bool(pool, of, &value));
-    return loom_value_set(pool, dict, key, value);
-}
-
 loom_status loom__content_value(loom_value_pool *pool, const loom__content_metadata *content, loom_value **out) {
     LOOM_TRY(loom_value_dict(pool, out));
     if (content->distrib_optim_sharding_type)
-        LOOM_TRY(set_text(pool, *out, "distrib_optim_sharding_type", content->distrib_optim_sharding_type));
-    LOOM_TRY(set_bool(pool, *out, "singleton_local_shards", content->singleton_local_shards));
-    return set_bool(pool, *out, "chained_optim_avoid_prefix", content->chained_optim_avoid_prefix);
+        LOOM_TRY(loom__set_text(pool, *out, "distrib_optim_sharding_type", content->distrib_optim_sharding_type));
+    LOOM_TRY(loom__set_bool(pool, *out, "singleton_local_shards", content->singleton_local_shards));
+    return loom__set_bool(pool, *out, "chained_optim_avoid_prefix", content->chained_optim_avoid_prefix);
 }
 
 /* Megatron-Core writes in a group whether it is of experts; without a word it is not. */
@@ -57,7 +45,7 @@ static loom_status optimizer_value(loom_value_pool *pool, const loom__sharded_op
     loom_value *groups = NULL, *state = NULL;
     LOOM_TRY(loom_value_dict(pool, out));
     if (type)
-        LOOM_TRY(set_text(pool, *out, "param_state_sharding_type", type));
+        LOOM_TRY(loom__set_text(pool, *out, "param_state_sharding_type", type));
     if (options->form == LOOM__OPTIMIZER_DP_RESHARDABLE)
         return LOOM_OK;
     LOOM_TRY(groups_value(pool, values, experts, &groups));

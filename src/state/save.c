@@ -253,12 +253,6 @@ static loom_status list_content(saving_all *all) {
 
 /* ---- the common state */
 
-static loom_status set_text(loom_value_pool *pool, loom_value *dict, const char *key, const char *of) {
-    loom_value *value = NULL;
-    LOOM_TRY(loom_value_text(pool, of, &value));
-    return loom_value_set(pool, dict, key, value);
-}
-
 static loom_status add_content(const saving_all *s, loom_value *common) {
     const loom_megatron_strategy_config *config = &s->fabric->config;
     loom__content_metadata content = loom__sharded_state_dict_metadata(
@@ -343,7 +337,7 @@ static loom_status add_modules(const saving_all *all, loom_value *common) {
     LOOM_TRY(loom_value_set(all->pool, common, "megaloom", own));
     if (all->count == 1)
         return LOOM_OK;
-    LOOM_TRY(set_text(all->pool, own, "main_module", all->modules[0].parts.key));
+    LOOM_TRY(loom__set_text(all->pool, own, "main_module", all->modules[0].parts.key));
     LOOM_TRY(loom_value_dict(all->pool, &others));
     for (int64_t i = 1; i < all->count; i++) {
         const saving *s = &all->modules[i];

@@ -10,7 +10,7 @@ static loom_status set_int(loom_value_pool *pool, loom_value *dict, const char *
     return loom_value_set(pool, dict, key, value);
 }
 
-static loom_status set_bool(loom_value_pool *pool, loom_value *dict, const char *key, bool of) {
+loom_status loom__set_bool(loom_value_pool *pool, loom_value *dict, const char *key, bool of) {
     loom_value *value = NULL;
     LOOM_TRY(loom_value_bool(pool, of, &value));
     return loom_value_set(pool, dict, key, value);
@@ -22,7 +22,7 @@ static loom_status set_float(loom_value_pool *pool, loom_value *dict, const char
     return loom_value_set(pool, dict, key, value);
 }
 
-static loom_status set_text(loom_value_pool *pool, loom_value *dict, const char *key, const char *of) {
+loom_status loom__set_text(loom_value_pool *pool, loom_value *dict, const char *key, const char *of) {
     loom_value *value = NULL;
     LOOM_TRY(loom_value_text(pool, of, &value));
     return loom_value_set(pool, dict, key, value);
@@ -44,7 +44,7 @@ loom_status loom__layout_value(loom_value_pool *pool, const loom__sharded_layout
         LOOM_TRY(set_int(pool, dict, "expert_optimizer_shards", layout->edp));
     }
     LOOM_TRY(set_int(pool, dict, "bucket_size", layout->bucket_size));
-    LOOM_TRY(set_bool(pool, dict, "pad_buckets_for_high_nccl_busbw", layout->pad_for_high_busbw));
+    LOOM_TRY(loom__set_bool(pool, dict, "pad_buckets_for_high_nccl_busbw", layout->pad_for_high_busbw));
     LOOM_TRY(loom_value_list(pool, &stages));
     for (int64_t i = 0; i < layout->chunks * layout->pp; i++) {
         const loom_stage *stage = &layout->stages[i];
@@ -135,24 +135,24 @@ static loom_status add_torch_fields(loom_value_pool *pool, const loom_optimizer 
     }
     LOOM_TRY(loom_value_set(pool, dict, "betas", betas));
     LOOM_TRY(set_float(pool, dict, "eps", config->adam_eps));
-    LOOM_TRY(set_bool(pool, dict, "amsgrad", config->amsgrad));
-    LOOM_TRY(set_bool(pool, dict, "maximize", config->maximize));
+    LOOM_TRY(loom__set_bool(pool, dict, "amsgrad", config->amsgrad));
+    LOOM_TRY(loom__set_bool(pool, dict, "maximize", config->maximize));
     for (int i = 0; i < 2; i++) {
         LOOM_TRY(set_none(pool, dict, none[i]));
-        LOOM_TRY(set_bool(pool, dict, off[i], false));
+        LOOM_TRY(loom__set_bool(pool, dict, off[i], false));
     }
-    return set_bool(pool, dict, "decoupled_weight_decay", config->decoupled_weight_decay);
+    return loom__set_bool(pool, dict, "decoupled_weight_decay", config->decoupled_weight_decay);
 }
 
 static loom_status group_value(loom_value_pool *pool, const loom_optimizer *optimizer,
     const loom_optimizer_group *group, bool experts, const loom_lr_state *schedule, loom_value **out) {
     loom_value *dict = NULL;
     LOOM_TRY(loom_value_dict(pool, &dict));
-    LOOM_TRY(set_bool(pool, dict, "is_expert_parallel", experts));
-    LOOM_TRY(set_bool(pool, dict, "default_config", true));
+    LOOM_TRY(loom__set_bool(pool, dict, "is_expert_parallel", experts));
+    LOOM_TRY(loom__set_bool(pool, dict, "default_config", true));
     LOOM_TRY(set_float(pool, dict, "wd_mult", group->wd_mult));
     LOOM_TRY(set_float(pool, dict, "lr_mult", group->lr_mult));
-    LOOM_TRY(set_bool(pool, dict, "is_decoupled_lr", group->decoupled));
+    LOOM_TRY(loom__set_bool(pool, dict, "is_decoupled_lr", group->decoupled));
     LOOM_TRY(set_float(pool, dict, "max_lr", schedule->max_lr));
     LOOM_TRY(set_float(pool, dict, "min_lr", schedule->min_lr));
     LOOM_TRY(set_float(pool, dict, "lr", group->lr));
@@ -184,12 +184,12 @@ static loom_status schedule_value(loom_value_pool *pool, const loom_optimizer *o
     LOOM_TRY(set_float(pool, dict, "max_lr", state.max_lr));
     LOOM_TRY(set_int(pool, dict, "lr_warmup_steps", state.lr_warmup_steps));
     LOOM_TRY(set_int(pool, dict, "num_steps", state.num_steps));
-    LOOM_TRY(set_text(pool, dict, "lr_decay_style", state.lr_decay_style));
+    LOOM_TRY(loom__set_text(pool, dict, "lr_decay_style", state.lr_decay_style));
     LOOM_TRY(set_int(pool, dict, "lr_decay_steps", state.lr_decay_steps));
     LOOM_TRY(set_float(pool, dict, "min_lr", state.min_lr));
     LOOM_TRY(set_float(pool, dict, "start_wd", state.start_wd));
     LOOM_TRY(set_float(pool, dict, "end_wd", state.end_wd));
-    LOOM_TRY(set_text(pool, dict, "wd_incr_style", state.wd_incr_style));
+    LOOM_TRY(loom__set_text(pool, dict, "wd_incr_style", state.wd_incr_style));
     LOOM_TRY(set_int(pool, dict, "wd_incr_steps", state.wd_incr_steps));
     *out = dict;
     return LOOM_OK;

@@ -44,6 +44,10 @@ loom__sharded_place loom__parallel_place(const loom_parallel *parallel);
 loom_status loom__layout_value(loom_value_pool *pool, const loom__sharded_layout *layout, const loom_value **value);
 loom_status loom__layout_read(const loom_value *common, loom__sharded_layout *layout, loom_stage **stages, bool *found);
 
+/* loom_value_set of a new text or bool. */
+loom_status loom__set_text(loom_value_pool *pool, loom_value *dict, const char *key, const char *of);
+loom_status loom__set_bool(loom_value_pool *pool, loom_value *dict, const char *key, bool of);
+
 /* What a checkpoint says of an optimizer beside its tensors, wherever its form has it. */
 typedef struct loom__optimizer_values {
     const loom_value *groups;   /* param_groups: LIST, those of experts behind the others */
