@@ -67,7 +67,8 @@ static error_t take(int key, char *text, struct argp_state *state) {
     case ARGP_KEY_END:
         loom_cli_model_source_check(&to->model, state);
         if (to->are_texts == to->are_tokens)
-            argp_error(state, "one of --prompt and --tokens must be given");
+            argp_error(
+                state, "one of --prompt and --tokens must be given, found %s", to->are_texts ? "both" : "neither");
         return 0;
     default:
         return loom_cli_take_model(&to->model, key, text);
@@ -76,14 +77,15 @@ static error_t take(int key, char *text, struct argp_state *state) {
 
 /* ---- the prompt ---- */
 
-/* "1,2,3" */
-static loom_status read_tokens(const char *text, int64_t *tokens, int64_t *count) {
+/* "1,2,3" of prompt `number` */
+static loom_status read_tokens(const char *text, int64_t number, int64_t *tokens, int64_t *count) {
     for (const char *at = text;; at++) {
         char *end;
         errno = 0;
         tokens[(*count)++] = strtoll(at, &end, 10);
         if (errno || end == at || (*end != ',' && *end != '\0'))
-            return loom_fail(LOOM_ERR_ARGUMENT, "--tokens: found \"%.40s\", expected integers with commas between", at);
+            return loom_fail(LOOM_ERR_ARGUMENT,
+                "prompt %lld, --tokens: found \"%.40s\", expected integers with commas between", (long long)number, at);
         if (*end == '\0')
             return LOOM_OK;
         at = end;
@@ -151,7 +153,7 @@ static void free_run(generation_run *run) {
     loom_tokenizer_destroy(run->tokenizer);
 }
 
-static loom_status read_prompt(const loom_tokenizer *tokenizer, const char *text, row *to) {
+static loom_status read_prompt(const loom_tokenizer *tokenizer, const char *text, int64_t number, row *to) {
     size_t length = strlen(text), filled = 0;
     size_t room = tokenizer ? loom_tokenizer_room(tokenizer, length) + 1 : length + 1;
     int64_t *tokens = malloc(room * sizeof *tokens), count = 0;
@@ -159,13 +161,13 @@ static loom_status read_prompt(const loom_tokenizer *tokenizer, const char *text
     if (!tokens)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for a prompt of %zu bytes", length);
     if (!tokenizer) {
-        LOOM_TRY(read_tokens(text, tokens, &count));
+        LOOM_TRY(read_tokens(text, number, tokens, &count));
         to->prompt = (loom_prompt){tokens, count};
         return LOOM_OK;
     }
     LOOM_TRY(tokenizer->encode(tokenizer->context, text, length, tokens, room, &filled));
     if (filled == 0)
-        return loom_fail(LOOM_ERR_ARGUMENT, "--prompt is empty: there is nothing to continue");
+        return loom_fail(LOOM_ERR_ARGUMENT, "prompt %lld is empty: there is nothing to continue", (long long)number);
     to->prompt = (loom_prompt){tokens, (int64_t)filled};
     return loom_text_stream_create(tokenizer, tokens, filled, &to->text);
 }
@@ -181,7 +183,7 @@ static loom_status read_prompts(arguments *given, generation_run *run) {
     if (!run->rows || !run->prompts)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld prompts", (long long)run->count);
     for (int64_t j = 0; j < run->count; j++) {
-        LOOM_TRY(read_prompt(run->tokenizer, given->prompts[j], &run->rows[j]));
+        LOOM_TRY(read_prompt(run->tokenizer, given->prompts[j], j, &run->rows[j]));
         run->prompts[j] = run->rows[j].prompt;
     }
     return LOOM_OK;
