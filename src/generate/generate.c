@@ -11,8 +11,7 @@
 
 struct loom_generation {
     loom_generate_options options;
-    loom_comm
-        *together; /* ranks that go in step, more than the tensor group; NULL: it alone, whose members are alike */
+    loom_comm *together; /* ranks that go in step; NULL: the tensor group alone, whose members are alike */
     int64_t rows, vocabulary;
     int64_t made;    /* tokens of each row so far */
     int64_t running; /* rows that have not ended */

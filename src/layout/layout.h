@@ -23,8 +23,8 @@ typedef struct loom__layout_checked {
     int64_t encoder_ranks, decoder_ranks;
 } loom__layout_checked;
 
-/* All checks of loom_layout_init. *out is written where they find nothing; its `data` always, 0
- * where the ranks cannot be divided. */
+/* All checks of loom_layout_init. *out is written where they find nothing; its `data` always, 0 where the ranks cannot
+ * be divided. */
 void loom__layout_faults(const loom_parallel_sizes *sizes, loom__layout_checked *out, loom__faults *faults);
 /* The same, with the nearest legal values. */
 loom_status loom__layout_check(const loom_parallel_sizes *sizes, loom__layout_checked *out);

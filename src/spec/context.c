@@ -73,6 +73,7 @@ static const char *name_layers(const loom_model_config *config, loom__context_ty
 static void check_list(loom__faults *faults, const loom_model_config *config, bool uses[LOOM__CONTEXT_TYPES + 1]) {
     const char *const *list = config->parallel.cp_comm_type;
     int64_t length = list_length(config), layers = config->num_layers;
+    char most[40] = "";
     for (int64_t i = 0; i < length; i++) {
         loom__context_type type = find_type(list[i]);
         if (type == LOOM__CONTEXT_TYPES && !uses[type])
@@ -80,11 +81,13 @@ static void check_list(loom__faults *faults, const loom_model_config *config, bo
                 faults, LOOM_ERR_CONFIG, "cp_comm_type is \"%s\": expected p2p, all_gather, a2a or a2a+p2p", list[i]);
         uses[type] = true;
     }
+    if (layers > LOOM_CONTEXT_LAYERS_MAX)
+        snprintf(most, sizeof most, " (a list has at most %d)", LOOM_CONTEXT_LAYERS_MAX);
     if (length > 1 && layers > 0 && length != layers)
         loom__faults_add(faults, LOOM_ERR_CONFIG,
             "cp_comm_type: found a list of %" PRId64 ", expected one for each of num_layers %" PRId64
             " or one for all%s",
-            length, layers, layers > LOOM_CONTEXT_LAYERS_MAX ? " (a list has at most 512)" : "");
+            length, layers, most);
 }
 
 static void check_length(loom__faults *faults, int64_t s, int64_t tp, int64_t cp, bool sequence_parallel) {

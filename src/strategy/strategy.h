@@ -144,6 +144,7 @@ loom_status loom__run_microbatches(
  * The second is collective over the world. */
 void loom__routers_begin_step(loom_parallel *parallel);
 loom_status loom__routers_end_step(loom_parallel *parallel);
+/* Nobody asks for them any more: they are freed, but for what MPI may still use after a failure. Not collective. */
 void loom__routers_forget(loom_parallel *parallel);
 /* Around the microbatches of a step, for the trace, if there is one. */
 void loom__trace_step_begins(loom_parallel *parallel);
