@@ -37,7 +37,8 @@ typedef struct loom_model_parallel_config {
     bool balanced_pipeline_split;               /* 30 layers on 4 stages: 8, 8, 7, 7 */
     bool variable_seq_lengths;
     /* How context ranks get at each other's keys and values: "p2p" (ring), "all_gather", "a2a", "a2a+p2p". NULL ends
-     * the list: none, p2p; one, of all layers; else one of each of num_layers. */
+     * the list: none, p2p; one, of all layers; else one of each of num_layers, entry i of layer i, counted from 0
+     * (Megatron-Core 0.16 reads entry i + 1 for that layer). Borrowed. */
     const char *cp_comm_type[LOOM_CONTEXT_LAYERS_MAX];
     int64_t hierarchical_context_parallel_sizes[LOOM_LAYOUT_HCP_LEVELS]; /* innermost first; 0 ends the list */
 } loom_model_parallel_config;
