@@ -448,6 +448,8 @@ TEST(context_ranks_share_a_sequence_in_one_way_or_one_of_each_layer) {
     context_types_give("[p2p, a2a+p2p, all_gather]", 3, LOOM_OK, "[p2p, a2a+p2p, all_gather]");
     context_types_give("[p2p, p2p]", 3, LOOM_ERR_CONFIG,
         "cp_comm_type: found a list of 2, expected one for each of num_layers 3 or one for all");
+    context_types_give(
+        "[p2p, p2p]", 600, LOOM_ERR_CONFIG, "num_layers 600 or one for all (a list has at most 512); nearest legal");
 }
 
 TEST(balance_losses_stand_alone_or_in_a_list_with_as_many_coefficients) {
