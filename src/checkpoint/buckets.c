@@ -10,7 +10,7 @@ const char *loom__state_dtype_name(loom_dtype dtype) {
 }
 
 const char *loom__state_chain(const loom__sharded_layout *layout, bool experts) {
-    return !loom__layout_has_experts(layout) ? "" : experts ? "chained_1." : "chained_0.";
+    return !loom__layout_chains(layout) ? "" : experts ? "chained_1." : "chained_0.";
 }
 
 int64_t loom__state_group(const loom__sharded_layout *layout, const loom__sharded_place *at, bool experts) {
@@ -28,7 +28,7 @@ static int compare_buckets(const void *left, const void *right) {
 }
 
 static bool is_of(const loom__part *part, int64_t number, bool experts) {
-    return (part->entries[number].descriptor->expert >= 0) == experts;
+    return loom__part_is_apart(part, part->entries[number].descriptor) == experts;
 }
 
 /* The buffer of dense parameters, or of experts, behind what `out` has: elements [start, …). */
@@ -105,7 +105,7 @@ static loom_status lay_out_all(const loom__sharded_layout *layout, const loom__p
     LOOM_TRY(lay_out(&b, out));
     b.experts = true;
     b.options.shards = layout->edp;
-    if (loom__layout_has_experts(layout))
+    if (loom__layout_chains(layout))
         LOOM_TRY(lay_out(&b, out));
     qsort(out->buckets, (size_t)out->count, sizeof *out->buckets, compare_buckets);
     return LOOM_OK;
@@ -257,7 +257,7 @@ loom_status loom__state_list_add_buckets(loom__state_list *list) {
     loom__state_buckets *buckets = NULL;
     LOOM_TRY(loom__state_buckets_create(list->layout, list->part, list->at->stage, &buckets));
     loom_status status = add_objects(list, false);
-    if (!status && loom__layout_has_experts(list->layout))
+    if (!status && loom__layout_chains(list->layout))
         status = add_objects(list, true);
     for (int64_t b = 0; b < buckets->count && !status; b++)
         status = add_bucket(list, buckets, &buckets->buckets[b]);

@@ -322,5 +322,6 @@ loom_status loom__sharded_part(const loom__sharded_layout *layout, int64_t stage
     int64_t experts = loom__layout_has_experts(layout) ? layout->spec->config.moe.num_moe_experts / layout->ep : 0;
     if (experts > 0)
         loom__part_keep_experts(*part, experts * ep_rank, experts);
+    loom__part_place_experts(*part, !loom__layout_chains(layout));
     return LOOM_OK;
 }

@@ -46,10 +46,17 @@ typedef struct loom__sharded_layout {
     /* Of the buckets: as loom__ddp_map_options has it, for the first stage and chunk (-1 everywhere else). */
     int64_t bucket_size;
     bool pad_for_high_busbw;
+    bool experts_apart; /* of a checkpoint: experts have an optimizer of their own also where they need none */
 } loom__sharded_layout;
 
 static inline bool loom__layout_has_experts(const loom__sharded_layout *layout) {
     return layout->spec->config.moe.num_moe_experts > 0;
+}
+
+/* Whether there are two optimizers, chained: the second one for experts, with buckets and groups of their own. */
+static inline bool loom__layout_chains(const loom__sharded_layout *layout) {
+    return loom__layout_has_experts(layout) &&
+           (layout->experts_apart || !loom__experts_are_among(layout->tp, layout->ep, layout->etp));
 }
 
 /* A rank of a layout. A data-parallel place of dp or edp and above has a copy of what another has. */
@@ -175,8 +182,8 @@ int64_t loom__state_group(const loom__sharded_layout *layout, const loom__sharde
 
 /* PyTorch's name of a dtype of parameters or gradients. */
 const char *loom__state_dtype_name(loom_dtype dtype);
-/* What keys of the buckets begin with: a model with experts has one optimizer for each kind of parameters, which
- * Megatron-Core chains: "", "chained_0." or "chained_1.". */
+/* What keys of the buckets begin with: where experts have an optimizer of their own, Megatron-Core chains both: "",
+ * "chained_0." or "chained_1.". */
 const char *loom__state_chain(const loom__sharded_layout *layout, bool experts);
 
 #endif

@@ -317,11 +317,11 @@ static bool read_bucket_key(const char *key, bucket_key *out) {
 /* The rank of a data-parallel group whose other coordinates are 0; false: there is no such group. */
 static bool find_place(const loom__sharded_layout *layout, const bucket_key *key, loom__sharded_place *at) {
     int64_t tensor = key->experts ? layout->etp : layout->tp, shares = key->experts ? layout->ep : 1;
-    if ((key->experts && !loom__layout_has_experts(layout)) || key->group < 0 ||
-        key->group / tensor / shares >= layout->pp)
+    if ((key->experts && !loom__layout_chains(layout)) || key->group < 0 || key->group / tensor / shares >= layout->pp)
         return false;
     int64_t rank = key->group % tensor, share = key->group / tensor % shares;
-    *at = (loom__sharded_place){.stage = key->group / tensor / shares, .tp_rank = rank};
+    /* Experts that are among the rest are cut as it is. */
+    *at = (loom__sharded_place){.stage = key->group / tensor / shares, .tp_rank = rank, .etp_rank = rank};
     if (key->experts)
         *at = (loom__sharded_place){.stage = at->stage, .etp_rank = rank, .ep_rank = share};
     return true;

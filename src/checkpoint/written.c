@@ -68,25 +68,27 @@ static loom_status make_spec(
     return loom__model_spec_create(&written, spec);
 }
 
-/* As the columns of a chunk and the number of groups show; members of a group do not show, and need not. */
+/* As the columns of a chunk and the number of groups show; members of a group do not show, and need not. Without groups
+ * of experts they are among the rest, cut as that is. */
 static loom_status find_experts(const seen *s, int64_t pp, const loom_model_config *config, loom__sharded_layout *out) {
     const loom__stored_tensor *t = s->experts;
     if (config->moe.num_moe_experts == 0)
         return LOOM_OK;
     int64_t columns = t && t->chunk_count > 0 ? t->chunks[0].size[t->dims - 1] : 0;
     int64_t etp = columns > 0 ? t->shape[t->dims - 1] / columns : 0;
+    out->etp = etp;
+    out->ep = out->edp = 1;
+    if (s->expert_groups == 0 && etp == out->tp)
+        return LOOM_OK;
     if (etp < 1 || s->expert_groups % (pp * etp) != 0 || s->expert_groups < 1 ||
         config->moe.num_moe_experts % (s->expert_groups / (pp * etp)) != 0)
         return loom_fail(LOOM_ERR_FORMAT,
             "checkpoint: found optimizer buckets of %lld groups of experts and weights of experts on %lld expert "
-            "tensor "
-            "ranks%s, expected a multiple of those times pipeline_model_parallel_size %lld, by which the %lld experts "
-            "divide",
+            "tensor ranks%s, expected a multiple of those times pipeline_model_parallel_size %lld, by which the %lld "
+            "experts divide, or no groups and tensor_model_parallel_size %lld ranks",
             (long long)s->expert_groups, (long long)etp, t ? "" : " (none)", (long long)pp,
-            (long long)config->moe.num_moe_experts);
-    out->etp = etp;
+            (long long)config->moe.num_moe_experts, (long long)out->tp);
     out->ep = s->expert_groups / (pp * etp);
-    out->edp = 1;
     return LOOM_OK;
 }
 
@@ -96,8 +98,12 @@ static loom_status lay_out(const loom_model_config *config, const seen *s, loom_
         .pipeline_model_parallel_size = pp,
         .virtual_pipeline_model_parallel_size = pp > 1 && s->buffers > 1 ? s->buffers : 0};
     LOOM_TRY(make_spec(config, s->embedding, tp, &out->spec));
-    out->layout = (loom__sharded_layout){
-        .spec = out->spec, .tp = tp, .pp = pp, .dp = 1, .bucket_size = loom__ddp_default_bucket_size(1)};
+    out->layout = (loom__sharded_layout){.spec = out->spec,
+        .tp = tp,
+        .pp = pp,
+        .dp = 1,
+        .bucket_size = loom__ddp_default_bucket_size(1),
+        .experts_apart = s->expert_groups > 0};
     LOOM_TRY(find_experts(s, pp, config, &out->layout));
     LOOM_TRY(loom_stage_split_chunks(&split, &out->layout.chunks));
     out->stages = calloc((size_t)(out->layout.chunks * pp), sizeof *out->stages);
@@ -129,11 +135,12 @@ loom_status loom__written_find(const loom_model_config *config, const loom__stor
     return LOOM_OK;
 }
 
-static loom_status copy_layout(const loom_model_config *config, const loom__stored_tensor *embedding,
-    const loom__sharded_layout *told, loom__written *out) {
+static loom_status copy_layout(
+    const loom_model_config *config, const seen *s, const loom__sharded_layout *told, loom__written *out) {
     int64_t stages = told->chunks * told->pp;
     out->layout = *told;
-    LOOM_TRY(make_spec(config, embedding, told->tp, &out->spec));
+    out->layout.experts_apart = s->expert_groups > 0;
+    LOOM_TRY(make_spec(config, s->embedding, told->tp, &out->spec));
     out->stages = calloc((size_t)stages, sizeof *out->stages);
     if (!out->stages)
         return loom_fail(LOOM_ERR_MEMORY, "out of memory for %lld stages", (long long)stages);
@@ -160,7 +167,7 @@ loom_status loom__written_from(const loom_model_config *config, const loom__stor
             "first divides moe_ffn_hidden_size %lld and the second num_moe_experts %lld",
             (long long)told->etp, (long long)told->ep, (long long)told->edp, (long long)width, (long long)experts);
     loom__written made = {0};
-    loom_status status = copy_layout(config, s.embedding, told, &made);
+    loom_status status = copy_layout(config, &s, told, &made);
     if (status) {
         loom__written_free(&made);
         return loom_fail_context(status, "the layout that wrote the checkpoint: ");

@@ -111,6 +111,7 @@ static loom_status make_parameters(loom__gpt *gpt, const loom_stage *chunks, int
     int64_t experts = gpt->config.moe.num_moe_experts / ep;
     if (ep > 1)
         loom__part_keep_experts(gpt->part, experts * loom_comm_rank(environment->expert_group), experts);
+    loom__part_place_experts(gpt->part, loom__experts_are_among(tp, ep, at.etp ? at.etp : tp));
     LOOM_TRY(loom__parameter_set_create(gpt->spec, gpt->part, &at, &gpt->set));
     gpt->set->experts = environment->experts_group;
     LOOM_TRY(make_chunks(gpt, chunks, chunk_count));

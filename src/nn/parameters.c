@@ -25,7 +25,7 @@ static loom_status make_parameter(loom__parameter_set *set, int64_t index) {
     parameter->tensor_parallel = descriptor->shard != LOOM__SHARD_NONE && tp > 1;
     parameter->sequence_partial = descriptor->sequence_partial && set->at.sequence_parallel;
     parameter->tensor_partial = descriptor->tensor_partial && tp > 1;
-    parameter->expert_parallel = descriptor->expert >= 0;
+    parameter->expert_parallel = loom__part_is_apart(set->part, descriptor);
     parameter->decay = descriptor->decay;
     parameter->embedding_or_output = descriptor->embedding_or_output;
     parameter->chunk = entry->chunk;

@@ -1,6 +1,7 @@
 /* How many parameters there are, and how many a rank holds: all of them come from the very descriptors that training
  * allocates, of models with one layer, with experts and without. */
 #include "plan/sizes.h"
+#include "spec/part.h"
 
 /* Places in the gradient buffer begin at multiples of this, in elements. */
 enum { PLAIN_ALIGNMENT = 16, SHARDED_ALIGNMENT = 64, SHARDED_END = 128, BUSBW_END = 1 << 16 };
@@ -29,7 +30,7 @@ static void add_descriptor(const loom__plan_sizes *sizes, const loom__model_spec
         return;
     to->rank += rank;
     to->buffer += place;
-    to->expert_buffer += expert ? place : 0;
+    to->expert_buffer += expert && !loom__experts_are_among(sizes->tp, sizes->ep, sizes->etp) ? place : 0;
     to->partial += partial ? rank : 0;
 }
 

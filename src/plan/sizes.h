@@ -49,7 +49,7 @@ typedef struct loom__plan_parameters {
     int64_t active;        /* that one token meets */
     int64_t rank;          /* on one rank, padding included */
     int64_t buffer;        /* their places in the gradient buffer of a rank; dense and expert */
-    int64_t expert_buffer; /* the expert ones of these */
+    int64_t expert_buffer; /* the expert ones of these, where they are apart */
     int64_t partial;       /* on a rank: summed over tensor ranks at the end of a step */
 } loom__plan_parameters;
 

@@ -38,7 +38,7 @@ loom_status loom__offline_common(loom_value_pool *pool, const loom_value *from, 
     LOOM_TRY(loom__content_value(pool, &metadata, &content));
     LOOM_TRY(loom_value_set(pool, common, "content_metadata", content));
     if (has_optimizer) {
-        LOOM_TRY(loom__optimizer_common_value(pool, options, loom__layout_has_experts(&layout->sharded), values,
+        LOOM_TRY(loom__optimizer_common_value(pool, options, loom__layout_chains(&layout->sharded), values,
             loom_value_get(from, "optimizer"), &optimizer));
         LOOM_TRY(loom_value_set(pool, common, "optimizer", optimizer));
         if (values->schedule)
@@ -207,6 +207,7 @@ static loom_status write(resharding *r) {
     size_t length = 0;
     loom__archive *archive = r->archive;
     LOOM_TRY(loom__context_text(r->config, &r->context, &length));
+    LOOM_TRY(loom__optimizer_values_for(archive->pool, &r->layout.sharded, &archive->optimizer));
     LOOM_TRY(loom__offline_common(archive->pool, loom_checkpoint_get_info(archive->checkpoint)->common, &r->layout,
         &r->sharded, &archive->optimizer, &common));
     count_dropped(r);

@@ -67,10 +67,15 @@ static void add_module_buffers(
 
 static void number_places(loom__part *part) {
     int64_t at = 0;
-    for (int experts = 0; experts < 2; experts++)
+    for (int apart = 0; apart < 2; apart++)
         for (int64_t i = part->count - 1; i >= 0; i--)
-            if ((part->entries[i].descriptor->expert >= 0) == experts)
+            if (loom__part_is_apart(part, part->entries[i].descriptor) == apart)
                 part->entries[i].buffer_place = at++;
+}
+
+void loom__part_place_experts(loom__part *part, bool among) {
+    part->experts_among = among;
+    number_places(part);
 }
 
 loom_status loom__part_create(

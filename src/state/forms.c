@@ -11,19 +11,60 @@ loom_status loom__content_value(loom_value_pool *pool, const loom__content_metad
     return loom__set_bool(pool, *out, "chained_optim_avoid_prefix", content->chained_optim_avoid_prefix);
 }
 
+static const char expert_flag[] = "is_expert_parallel";
+
+static bool is_set(const loom_value *group, const char *key) {
+    const loom_value *flag = loom_value_get(group, key);
+    return flag && flag->kind == LOOM_VALUE_BOOL && flag->integer != 0;
+}
+
 /* Megatron-Core writes in a group whether it is of experts; without a word it is not. */
 static loom_status groups_value(
     loom_value_pool *pool, const loom__optimizer_values *values, bool experts, loom_value **out) {
     loom_value *list = NULL;
     LOOM_TRY(loom_value_list(pool, &list));
-    for (int64_t i = 0; i < values->groups->count; i++) {
-        const loom_value *group = values->groups->items[i], *flag = loom_value_get(group, "is_expert_parallel");
-        bool of_experts = flag && flag->kind == LOOM_VALUE_BOOL && flag->integer != 0;
-        if (of_experts == experts)
-            LOOM_TRY(loom_value_append(pool, list, group));
-    }
+    for (int64_t i = 0; i < values->groups->count; i++)
+        if (is_set(values->groups->items[i], expert_flag) == experts)
+            LOOM_TRY(loom_value_append(pool, list, values->groups->items[i]));
     LOOM_TRY(loom_value_dict(pool, out));
     return loom_value_set(pool, *out, "param_groups", list);
+}
+
+/* Whether a group is of parameters such as experts have: of weights, which decay, or of biases, which do not. */
+static bool has_such_experts(const loom__model_spec *spec, const loom_value *group) {
+    const loom_value *mult = loom_value_get(group, "wd_mult");
+    bool decays = !mult || (mult->kind == LOOM_VALUE_FLOAT ? mult->number > 0 : mult->integer > 0), found = false;
+    for (int64_t i = 0; i < spec->count; i++)
+        found = found || (spec->parameters[i].expert >= 0 && spec->parameters[i].decay == decays);
+    return found && !is_set(group, "is_decoupled_lr");
+}
+
+static loom_status copy_for_experts(loom_value_pool *pool, const loom_value *group, loom_value *list) {
+    loom_value *dict = NULL;
+    LOOM_TRY(loom_value_dict(pool, &dict));
+    LOOM_TRY(set_bool(pool, dict, expert_flag, true));
+    for (int64_t i = 0; group->kind == LOOM_VALUE_DICT && i < group->count; i++)
+        if (!loom_value_is_text(group->items[2 * i], expert_flag))
+            LOOM_TRY(loom_value_set_pair(pool, dict, group->items[2 * i], group->items[2 * i + 1]));
+    return loom_value_append(pool, list, dict);
+}
+
+loom_status loom__optimizer_values_for(
+    loom_value_pool *pool, const loom__sharded_layout *layout, loom__optimizer_values *values) {
+    loom_value *list = NULL;
+    bool found = !values->groups || !loom__layout_chains(layout);
+    for (int64_t i = 0; !found && i < values->groups->count; i++)
+        found = is_set(values->groups->items[i], expert_flag);
+    if (found)
+        return LOOM_OK;
+    LOOM_TRY(loom_value_list(pool, &list));
+    for (int64_t i = 0; i < values->groups->count; i++)
+        LOOM_TRY(loom_value_append(pool, list, values->groups->items[i]));
+    for (int64_t i = 0; i < values->groups->count; i++)
+        if (has_such_experts(layout->spec, values->groups->items[i]))
+            LOOM_TRY(copy_for_experts(pool, values->groups->items[i], list));
+    values->groups = list;
+    return LOOM_OK;
 }
 
 /* What PyTorch's optimizer keeps beside its tensors: nothing before the first update. */

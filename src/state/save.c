@@ -121,8 +121,8 @@ static loom_status shard_state(saving *s) {
     return loom__sharded_state_create(&s->layout, &s->options, gpt->part, &at, &s->entries);
 }
 
-static bool has_experts(const saving *s) {
-    return s->entries && loom__layout_has_experts(&s->layout);
+static bool chains(const saving *s) {
+    return s->entries && loom__layout_chains(&s->layout);
 }
 
 static bool keeps_entry(const saving *s, bool of_optimizer, const char *key) {
@@ -211,7 +211,7 @@ static loom_status list_object(saving_all *all, const saving *s, const loom__sta
     const loom_value *list = NULL;
     loom__optimizer_values values = {0};
     if (s->parts.optimizer)
-        LOOM_TRY(loom__optimizer_values_of(s->pool, s->parts.optimizer, has_experts(s), &values));
+        LOOM_TRY(loom__optimizer_values_of(s->pool, s->parts.optimizer, chains(s), &values));
     LOOM_TRY(loom__object_value(s->pool, entry, &s->options, s->buckets, &values, &list));
     loom_checkpoint_value *object = &all->objects[all->content.object_count++];
     object->value = list;
@@ -299,8 +299,8 @@ static loom_status add_optimizer(const saving *s, loom_value *common) {
     loom_value *dict = NULL;
     if (!s->parts.optimizer)
         return LOOM_OK;
-    LOOM_TRY(loom__optimizer_values_of(s->pool, s->parts.optimizer, has_experts(s), &values));
-    LOOM_TRY(loom__optimizer_common_value(s->pool, &s->options, has_experts(s), &values, NULL, &dict));
+    LOOM_TRY(loom__optimizer_values_of(s->pool, s->parts.optimizer, chains(s), &values));
+    LOOM_TRY(loom__optimizer_common_value(s->pool, &s->options, chains(s), &values, NULL, &dict));
     const loom_value *kept = dict;
     LOOM_TRY(filtered(s->pool, s->filters, s->filter_count, s->parts.optimizer_key, &kept));
     LOOM_TRY(loom_value_set(s->pool, common, "optimizer", kept));

@@ -55,11 +55,15 @@ typedef struct loom__optimizer_values {
     const loom_value *scaler;   /* grad_scaler: DICT, empty for a constant loss scale; NULL without one */
     const loom_value *schedule; /* opt_param_scheduler: DICT */
 } loom__optimizer_values;
-/* experts: the model has some, and so the optimizer groups of theirs. */
+/* experts: they have an optimizer of their own (loom__layout_chains), and so groups. */
 loom_status loom__optimizer_values_of(
     loom_value_pool *pool, const loom_optimizer *optimizer, bool experts, loom__optimizer_values *values);
-/* "optimizer" of the common state, in the form of the options; of a model with experts a DICT by number of one for the
- * other parameters and one for theirs. What `rest` (an optimizer of that state, one or several, or NULL) has that is of
+/* For a layout that chains optimizers: where a checkpoint has experts among the rest, the groups that theirs were in
+ * are groups of experts too. Lives as long as the pool. */
+loom_status loom__optimizer_values_for(
+    loom_value_pool *pool, const loom__sharded_layout *layout, loom__optimizer_values *values);
+/* "optimizer" of the common state, in the form of the options; with experts, a DICT by number of one for the other
+ * parameters and one for theirs. What `rest` (an optimizer of that state, one or several, or NULL) has that is of
  * no form goes along. */
 loom_status loom__optimizer_common_value(loom_value_pool *pool, const loom__sharded_options *options, bool experts,
     const loom__optimizer_values *values, const loom_value *rest, loom_value **value);

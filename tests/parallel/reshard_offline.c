@@ -293,7 +293,7 @@ static const place places[] = {{.tp = 1, .pp = 1, .dp = 1}, {.tp = 2, .pp = 1, .
     {.tp = 1, .pp = 2, .dp = 1, .sharded = true}, {.tp = 2, .pp = 2, .dp = 1},
     {.tp = 2, .pp = 1, .dp = 2, .sharded = true}, {.tp = 1, .pp = 2, .vpp = 2, .dp = 1, .sharded = true},
     {.tp = 1, .pp = 1, .dp = 3, .sharded = true}, {.tp = 2, .pp = 1, .dp = 2, .sharded = true, .fully = true}};
-static const place with_experts[] = {{.tp = 1, .pp = 1, .dp = 1, .ep = 1, .sharded = true},
+static const place with_experts[] = {{.tp = 2, .pp = 1, .dp = 2, .ep = 1, .sharded = true},
     {.tp = 1, .pp = 1, .dp = 2, .ep = 2, .sharded = true},
     {.tp = 2, .pp = 1, .dp = 2, .ep = 2, .etp = 2, .sharded = true},
     {.tp = 2, .pp = 1, .dp = 2, .ep = 4, .etp = 1, .sharded = true},
@@ -380,6 +380,46 @@ static void every_form_of_the_optimizer_leads_back(void **state) {
     lead_back(&with_experts[2], &with_experts[5]);
 }
 
+static int64_t names_with(const loom_checkpoint *checkpoint, const char *prefix) {
+    const loom_checkpoint_info *info = loom_checkpoint_get_info(checkpoint);
+    int64_t found = 0;
+    for (int64_t i = 0; i < info->tensors; i++)
+        found += strncmp(loom_checkpoint_tensor_at(checkpoint, i)->name, prefix, strlen(prefix)) == 0;
+    for (int64_t i = 0; i < info->objects; i++)
+        found += strncmp(loom_checkpoint_object_at(checkpoint, i)->name, prefix, strlen(prefix)) == 0;
+    return found;
+}
+
+/* Megatron-Core chains optimizers where experts are reduced over a group of their own, and there alone: it does not
+ * load what is chained otherwise. */
+static void experts_at_1_are_among_the_rest(void **state) {
+    static const struct {
+        place at;
+        bool chained, prefixed;
+    } cases[] = {{{.tp = 1, .pp = 1, .dp = 2, .ep = 1, .sharded = true}, false, false},
+        {{.tp = 1, .pp = 2, .dp = 1, .ep = 1, .sharded = true, .fully = true}, false, false},
+        {{.tp = 2, .pp = 1, .dp = 1, .ep = 1, .etp = 2}, false, false},
+        {{.tp = 2, .pp = 1, .dp = 1, .ep = 1, .etp = 1, .sharded = true}, true, true},
+        {{.tp = 1, .pp = 1, .dp = 2, .ep = 2, .sharded = true, .fully = true}, true, false},
+        {{.tp = 1, .pp = 1, .dp = 2, .ep = 2, .sharded = true}, true, true}};
+    char path[PATH];
+    (void)state;
+    folder(path, "chain");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        loom_checkpoint *checkpoint = NULL;
+        run_job(&cases[i].at, &(kind){0}, NULL, path);
+        must(loom_checkpoint_open(path, &checkpoint), "chain");
+        const loom_value *optimizer = loom_value_get(loom_checkpoint_get_info(checkpoint)->common, "optimizer");
+        assert_non_null(optimizer);
+        assert_int_equal(optimizer->kind, LOOM_VALUE_DICT);
+        assert_true(optimizer->count > 0);
+        assert_int_equal(optimizer->items[0]->kind, cases[i].chained ? LOOM_VALUE_INT : LOOM_VALUE_TEXT);
+        assert_int_equal(names_with(checkpoint, "chained_") > 0, cases[i].prefixed);
+        loom_checkpoint_close(checkpoint);
+        clear(path);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_resharded_checkpoint_is_what_a_run_would_have_written),
@@ -387,6 +427,7 @@ int main(void) {
         cmocka_unit_test(weights_of_16_bits_keep_their_masters_and_the_loss_scale),
         cmocka_unit_test(experts_too),
         cmocka_unit_test(every_form_of_the_optimizer_leads_back),
+        cmocka_unit_test(experts_at_1_are_among_the_rest),
     };
     return cmocka_run_group_tests_name("parallel.reshard_offline", tests, NULL, NULL);
 }

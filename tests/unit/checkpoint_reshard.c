@@ -30,6 +30,7 @@ typedef struct model {
 typedef struct world {
     int64_t tp, pp, vpp, dp;
     int64_t ep, etp; /* of a model with experts */
+    bool apart;      /* these have an optimizer of their own where they need none, as we once wrote it */
 } world;
 
 typedef struct cut {
@@ -83,7 +84,8 @@ static cut make_cut(const model *of, const world *size) {
         .edp = of->every ? size->tp * size->dp / (size->etp * size->ep) : 0,
         .chunks = chunks,
         .stages = made.stages,
-        .bucket_size = 1500};
+        .bucket_size = 1500,
+        .experts_apart = size->apart};
     return made;
 }
 
@@ -305,8 +307,9 @@ static void reshard(
 
 static const model models[] = {
     {true, false, false, 0}, {true, true, false, 0}, {false, true, false, 0}, {true, false, true, 0}};
-static const world worlds[] = {{1, 1, 0, 1, 0, 0}, {2, 1, 0, 1, 0, 0}, {1, 2, 0, 1, 0, 0}, {2, 2, 0, 1, 0, 0},
-    {2, 1, 0, 2, 0, 0}, {1, 2, 2, 1, 0, 0}, {1, 1, 0, 3, 0, 0}, {4, 2, 0, 2, 0, 0}};
+static const world worlds[] = {{1, 1, 0, 1, 0, 0, false}, {2, 1, 0, 1, 0, 0, false}, {1, 2, 0, 1, 0, 0, false},
+    {2, 2, 0, 1, 0, 0, false}, {2, 1, 0, 2, 0, 0, false}, {1, 2, 2, 1, 0, 0, false}, {1, 1, 0, 3, 0, 0, false},
+    {4, 2, 0, 2, 0, 0, false}};
 
 static void every_layout_reads_what_every_other_wrote(void **state) {
     (void)state;
@@ -331,8 +334,9 @@ static void experts_are_read_at_other_expert_and_expert_tensor_sizes(void **stat
     (void)state;
     /* The last one has biases, as it has no gates. */
     static const model with[] = {{true, false, false, 1}, {true, true, false, 2}, {false, true, false, 2}};
-    static const world sizes[] = {{1, 1, 0, 1, 1, 1}, {1, 1, 0, 2, 2, 1}, {2, 1, 0, 1, 1, 2}, {2, 1, 0, 2, 4, 1},
-        {1, 1, 0, 4, 2, 2}, {1, 2, 2, 2, 2, 1}, {2, 2, 0, 1, 2, 1}, {1, 1, 0, 6, 2, 1}};
+    static const world sizes[] = {{1, 1, 0, 1, 1, 1, false}, {1, 1, 0, 2, 2, 1, false}, {2, 1, 0, 1, 1, 2, false},
+        {2, 1, 0, 2, 4, 1, false}, {1, 1, 0, 4, 2, 2, false}, {1, 2, 2, 2, 2, 1, false}, {2, 2, 0, 1, 2, 1, false},
+        {1, 1, 0, 6, 2, 1, false}, {2, 2, 0, 2, 1, 2, false}, {2, 1, 0, 2, 1, 2, true}};
     enum { SIZES = sizeof sizes / sizeof *sizes };
     static const loom__optimizer_form forms[] = {
         LOOM__OPTIMIZER_WHOLE, LOOM__OPTIMIZER_FULLY_RESHARDABLE, LOOM__OPTIMIZER_DP_RESHARDABLE};
@@ -351,7 +355,8 @@ static void experts_are_read_at_other_expert_and_expert_tensor_sizes(void **stat
 static void who_shared_experts_is_found_in_their_buckets(void **state) {
     (void)state;
     static const model of = {true, false, false, 1};
-    static const world sizes[] = {{1, 1, 0, 2, 2, 1}, {2, 1, 0, 2, 2, 2}, {2, 2, 0, 2, 4, 1}, {1, 1, 0, 4, 2, 2}};
+    static const world sizes[] = {{1, 1, 0, 2, 2, 1, false}, {2, 1, 0, 2, 2, 2, false}, {2, 2, 0, 2, 4, 1, false},
+        {1, 1, 0, 4, 2, 2, false}, {2, 2, 0, 2, 1, 2, false}, {2, 2, 0, 2, 1, 2, true}};
     loom__sharded_options options = options_of(LOOM__OPTIMIZER_DP_RESHARDABLE, false);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         cut from = make_cut(&of, &sizes[i]);
@@ -365,6 +370,7 @@ static void who_shared_experts_is_found_in_their_buckets(void **state) {
         assert_int_equal(found.layout.pp, sizes[i].pp);
         assert_int_equal(found.layout.ep, sizes[i].ep);
         assert_int_equal(found.layout.etp, sizes[i].etp);
+        assert_int_equal(loom__layout_chains(&found.layout), sizes[i].apart || sizes[i].ep > 1);
         loom__stored_state as_found = {.tensors = stored.tensors, .count = stored.count, .layout = &found.layout};
         loom__reshard_source *source = NULL;
         must(loom__reshard_source_create(from.spec, &as_found, &options, &source));
