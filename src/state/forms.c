@@ -42,7 +42,7 @@ static bool has_such_experts(const loom__model_spec *spec, const loom_value *gro
 static loom_status copy_for_experts(loom_value_pool *pool, const loom_value *group, loom_value *list) {
     loom_value *dict = NULL;
     LOOM_TRY(loom_value_dict(pool, &dict));
-    LOOM_TRY(set_bool(pool, dict, expert_flag, true));
+    LOOM_TRY(loom__set_bool(pool, dict, expert_flag, true));
     for (int64_t i = 0; group->kind == LOOM_VALUE_DICT && i < group->count; i++)
         if (!loom_value_is_text(group->items[2 * i], expert_flag))
             LOOM_TRY(loom_value_set_pair(pool, dict, group->items[2 * i], group->items[2 * i + 1]));
