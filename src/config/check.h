@@ -21,6 +21,10 @@ void loom__suggest_run(const loom_run_config *config, const bool *faulty, int64_
 /* Adds the lines of `found` that speak of no faulty field: by its own name, as a word. */
 void loom__add_unknown(loom__faults *faults, const loom__faults *found, const bool *faulty);
 
+/* Without some sizes nothing of a model is judged. Where one is missing, the rest is judged with one that all divides,
+ * and what is filled in is marked as faulty; false where nothing is missing, or nothing sensible can be put there. */
+bool loom__fill_in(loom_run_config *config, bool *faulty);
+
 /* The same for a run that is planned, with what context and expert parallelism ask of the model. faulty: one a field of
  * the table, true where loading has named it already; what else is said about such a field is left out. */
 void loom__check_planned(const loom_run_config *config, const bool *faulty, int64_t world_size, loom__faults *faults);

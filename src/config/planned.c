@@ -34,29 +34,19 @@ void loom__add_unknown(loom__faults *faults, const loom__faults *found, const bo
     }
 }
 
-/* Adds what a check says of the configuration, but for what is about a field that has been named. told: all such lines
- * so far, without suggestions. */
-static void add_found(
-    const loom_run_config *sound, const bool *faulty, int64_t world_size, loom__faults *told, loom__faults *faults) {
-    loom__faults found, fresh;
-    int64_t world = world_size > 0 ? world_size : sound->ranks;
+/* Adds what a check says of the configuration, but for what is about a field that has been named, without suggestions.
+ * not_built: of loom__faults. False where a field has a fault of its own. */
+static bool add_found(
+    const loom_run_config *sound, const bool *faulty, int64_t world, loom__faults *not_built, loom__faults *faults) {
+    loom__faults found;
     loom__faults_begin(&found);
-    found.not_built = faults->not_built;
+    found.not_built = not_built;
     /* The table tells what is not built of the configuration as it is. */
-    if (faults->not_built)
+    if (not_built)
         loom__fields_check(sound, "", &found);
     bool judged = loom__check_run(sound, world, &found);
-    size_t before = told->length;
-    loom__add_unknown(told, &found, faulty);
-    loom__faults_begin(&fresh);
-    for (const char *line = told->text + before + (before > 0 && told->length > before), *next; *line; line = next) {
-        size_t length = strcspn(line, "\n");
-        loom__faults_add(&fresh, LOOM_ERR_CONFIG, "%.*s", (int)length, line);
-        next = line + length + (line[length] == '\n');
-    }
-    if (judged)
-        loom__suggest_run(sound, faulty, world, &fresh);
-    loom__add_unknown(faults, &fresh, NULL);
+    loom__add_unknown(faults, &found, faulty);
+    return judged;
 }
 
 static void fill(int64_t *size, int64_t value, const char *path, bool *faulty) {
@@ -66,9 +56,7 @@ static void fill(int64_t *size, int64_t value, const char *path, bool *faulty) {
     faulty[loom__field_find(path)] = true;
 }
 
-/* Without some sizes nothing of a model is judged. Where one is missing, the rest is judged with one that all divides;
- * false where nothing is missing, or nothing sensible can be put there. */
-static bool fill_in(loom_run_config *config, bool *faulty) {
+bool loom__fill_in(loom_run_config *config, bool *faulty) {
     loom_model_config *model = &config->model.config;
     const loom_megatron_strategy_config *strategy = &config->strategy;
     int64_t tp = strategy->tensor_model_parallel_size, cp = strategy->context_parallel_size;
@@ -113,16 +101,19 @@ void loom__check_planned(const loom_run_config *config, const bool *faulty, int6
         sound.data.kind = "mock";
     if (faulty[loom__field_find("model.architecture")])
         sound.model.config.architecture = "llama";
-    loom__faults told;
-    loom__faults_begin(&told);
-    add_found(&sound, faulty, world_size, &told, faults);
+    loom__faults fresh;
+    int64_t world = world_size > 0 ? world_size : sound.ranks;
+    loom__faults_begin(&fresh);
+    bool judged = add_found(&sound, faulty, world, faults->not_built, &fresh);
     bool *missing = calloc((size_t)loom__field_count, sizeof *missing);
-    if (!missing || sound.model.hf || sound.model.from) {
-        free(missing);
-        return;
+    loom_run_config filled = sound;
+    if (missing && !sound.model.hf && !sound.model.from) {
+        memcpy(missing, faulty, (size_t)loom__field_count * sizeof *missing);
+        if (loom__fill_in(&filled, missing))
+            add_found(&filled, missing, world, faults->not_built, &fresh);
     }
-    memcpy(missing, faulty, (size_t)loom__field_count * sizeof *missing);
-    if (fill_in(&sound, missing))
-        add_found(&sound, missing, world_size, &told, faults);
     free(missing);
+    if (judged)
+        loom__suggest_run(&sound, faulty, world, &fresh);
+    loom__add_unknown(faults, &fresh, NULL);
 }

@@ -8,20 +8,32 @@
 #include "layout/layout.h"
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct trial {
     loom_run_config config;
     int64_t world;
     const bool *faulty;
+    bool *missing; /* room for one a field, where sizes are filled in; NULL: they are not */
+    bool filled;   /* those of the run as it was given are */
 } trial;
 
 static void try_run(void *context, loom__faults *faults) {
     const trial *t = context;
+    const bool *faulty = t->faulty;
+    loom_run_config config = t->config;
     loom__faults found;
     loom__faults_begin(&found);
-    loom__check_sizes(&t->config, t->world, &found);
-    loom__add_unknown(faults, &found, t->faulty);
+    if (t->missing) {
+        memcpy(t->missing, t->faulty, (size_t)loom__field_count * sizeof *t->missing);
+        /* What could no longer be judged would pass for legal. */
+        if (!loom__fill_in(&config, t->missing) && t->filled)
+            loom__faults_add(faults, LOOM_ERR_CONFIG, "too large for a model to be judged");
+        faulty = t->missing;
+    }
+    loom__check_sizes(&config, t->world, &found);
+    loom__add_unknown(faults, &found, faulty);
 }
 
 /* The name behind the section; NULL for a field that is no variable. */
@@ -54,6 +66,12 @@ static int64_t meaning_of_null(const loom_run_config *config, const int64_t *num
         if (fields[i].number == number)
             return fields[i].means;
     return 0;
+}
+
+/* Without which nothing of a model is judged: no null of them is legal, though the checks of the rest fill one in. */
+static bool is_needed(const loom_model_config *model, const void *at) {
+    return at == &model->num_layers || at == &model->hidden_size || at == &model->num_attention_heads ||
+           at == &model->seq_length || at == &model->vocab_size;
 }
 
 static bool is_flag(const loom__field *field) {
@@ -105,12 +123,20 @@ static void suggest_ramp_up(const trial *given, loom__faults *faults) {
 }
 
 void loom__suggest_run(const loom_run_config *config, const bool *faulty, int64_t world_size, loom__faults *faults) {
-    trial t = {*config, world_size, faulty};
-    const trial given = t;
+    bool fills = faulty && !config->model.hf && !config->model.from;
+    trial t = {*config, world_size, faulty, NULL, false};
     loom__variable variables[LOOM__VARIABLES_MAX];
     int64_t count = 0;
     if (faults->count == 0)
         return;
+    if (fills)
+        t.missing = malloc((size_t)loom__field_count * sizeof *t.missing);
+    if (t.missing) {
+        loom_run_config filled = *config;
+        memcpy(t.missing, faulty, (size_t)loom__field_count * sizeof *t.missing);
+        t.filled = loom__fill_in(&filled, t.missing);
+    }
+    const trial given = t;
     if (world_size > 0)
         variables[count++] = (loom__variable){"world_size", &t.world, NULL, 1, LOOM__NUMBER_MAX, 0, false};
     for (int64_t i = 0; i < loom__field_count && count < LOOM__VARIABLES_MAX; i++) {
@@ -118,13 +144,15 @@ void loom__suggest_run(const loom_run_config *config, const bool *faulty, int64_
         const char *name = name_of(field, config);
         void *at = loom__field_at(field, &t.config);
         int64_t high = field->high > 0 ? (int64_t)field->high : LOOM__NUMBER_MAX;
-        if (!name || (faulty && faulty[i]))
+        bool needed = is_needed(&t.config.model.config, at);
+        if (!name || (faulty && faulty[i]) || (needed && *(int64_t *)at == 0))
             continue;
         variables[count++] = is_flag(field) ? (loom__variable){.name = name, .flag = at}
                                             : (loom__variable){name, at, NULL, (int64_t)field->low, high,
-                                                  meaning_of_null(&t.config, at), field->nullable};
+                                                  meaning_of_null(&t.config, at), field->nullable && !needed};
     }
     const loom__trial all = {.variables = variables, .count = count, .check = try_run, .context = &t};
     loom__faults_suggest(faults, &all);
     suggest_ramp_up(&given, faults);
+    free(t.missing);
 }

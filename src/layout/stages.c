@@ -309,7 +309,8 @@ loom_status loom_stage_split_chunks(const loom_stage_split *split, int64_t *chun
     loom__faults_begin(&faults);
     int64_t found = 1;
     loom__stage_chunks_faults(split, &found, &faults);
-    suggest(split, try_chunks, &faults);
+    /* Where layers are given, what is offered can hold them too. */
+    suggest(split, split->layers > 0 ? try_split : try_chunks, &faults);
     LOOM_TRY(loom__faults_end(&faults));
     *chunks = found;
     return LOOM_OK;

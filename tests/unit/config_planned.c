@@ -110,6 +110,21 @@ static const struct {
          "model.moe_shared_expert_intermediate_size=33"},
         "model.moe_shared_expert_intermediate_size 33 is not divisible by tensor_model_parallel_size 2; nearest legal "
         "moe_shared_expert_intermediate_size 32 or 34"},
+    {{"ranks=4", "strategy.context_parallel_size=2", "strategy.tensor_model_parallel_size=3", "model.num_moe_experts=4",
+         "model.hidden_size=-1"},
+        "override: model.hidden_size: found -1, expected an integer >= 1, or null\n"
+        "strategy.expert_tensor_parallel_size 3 does not divide moe_ffn_hidden_size 128; nearest legal "
+        "expert_tensor_parallel_size 2 or 4, or moe_ffn_hidden_size 126 or 129\n"
+        "strategy.tensor_model_parallel_size 3 x pipeline_model_parallel_size 1 x context_parallel_size 2 = 6 is more "
+        "than world_size 4; nearest legal tensor_model_parallel_size 1\n"
+        "model.num_moe_experts 4 with tensor_model_parallel_size 3 needs sequence_parallel true: each tensor rank "
+        "routes rows of its own; nearest legal tensor_model_parallel_size 1\n"
+        "strategy.tensor_model_parallel_size 3 does not divide num_attention_heads 8; nearest legal "
+        "tensor_model_parallel_size 1\n"
+        "strategy.tensor_model_parallel_size 3 does not divide ffn_hidden_size 128; nearest legal "
+        "tensor_model_parallel_size 1\n"
+        "strategy.tensor_model_parallel_size 3 does not divide num_query_groups 4; nearest legal "
+        "tensor_model_parallel_size 1"},
     {{"ranks=2", "strategy.expert_model_parallel_size=2"},
         "strategy.expert_model_parallel_size: found 2, expected 1 for a model without experts (num_moe_experts); "
         "nearest legal expert_model_parallel_size 1"},
@@ -244,7 +259,7 @@ static const struct {
         "model.seq_length 20 cannot be cut into 2 chunks for each of the 4 ranks of context_parallel_size: expected a "
         "multiple of 8; nearest legal seq_length 16 or 24, or context_parallel_size 2 or 5\n"
         "strategy.tensor_model_parallel_size 3 x pipeline_model_parallel_size 1 x context_parallel_size 4 = 12 is more "
-        "than world_size 4; nearest legal tensor_model_parallel_size 1, or world_size 12\n"
+        "than world_size 4; nearest legal tensor_model_parallel_size 1\n"
         "strategy.tensor_model_parallel_size 3 does not divide num_attention_heads 8; nearest legal "
         "tensor_model_parallel_size 1\n"
         "strategy.tensor_model_parallel_size 3 does not divide ffn_hidden_size 128; nearest legal "
