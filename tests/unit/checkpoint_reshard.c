@@ -376,6 +376,12 @@ static void who_shared_experts_is_found_in_their_buckets(void **state) {
         must(loom__reshard_source_create(from.spec, &as_found, &options, &source));
         assert_int_equal(loom__reshard_source_leftover(source).unexpected_count, 0);
         loom__reshard_source_destroy(source);
+        /* Of a layout that is told the keys say it too. */
+        loom__written told = {0};
+        from.layout.experts_apart = false;
+        must(loom__written_from(&from.spec->config, stored.tensors, stored.count, &from.layout, &told));
+        assert_int_equal(loom__layout_chains(&told.layout), sizes[i].apart || sizes[i].ep > 1);
+        loom__written_free(&told);
         from.layout.ep = 3;
         loom_error_clear();
         assert_int_equal(
