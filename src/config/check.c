@@ -385,9 +385,10 @@ static void check_model(const loom_run_config *config, loom__faults *faults) {
     if (faults->count == before)
         loom__model_complete_faults(&model, tp, sequence_parallel, &part);
     loom__check_add_part(faults, &part);
-    /* A model with parts that are not built is told of already, but not complete. */
+    /* A model with parts that are not built is told of already, but not complete. It has no faults here: they would
+     * have been counted above. */
     if (faults->count == before && faults->not_built)
-        loom__model_config_complete_planned(&model, tp, sequence_parallel);
+        (void)loom__model_config_complete_planned(&model, tp, sequence_parallel);
     check_model_ranks(config, &model, faults);
 }
 

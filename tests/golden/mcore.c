@@ -265,24 +265,6 @@ static loom_status evaluate(const mcore_case *c, const char *layout, golden_mode
 
 /* ---- training */
 
-static loom_status make_optimizer(const mcore_case *c, golden_model *model, loom_optimizer **optimizer) {
-    const json_t *adam = json_object_get(c->json, "optimizer");
-    loom_optimizer_config config = loom_optimizer_config_default();
-    config.lr = golden_number(adam, "lr", 0);
-    config.min_lr = golden_number(adam, "min_lr", 0);
-    config.weight_decay = golden_number(adam, "wd", 0);
-    config.adam_beta1 = golden_number(adam, "beta1", 0);
-    config.adam_beta2 = golden_number(adam, "beta2", 0);
-    config.adam_eps = golden_number(adam, "eps", 0);
-    config.clip_grad = golden_number(adam, "clip", 0);
-    loom_optimizer_setup setup = {.schedule = loom_lr_config_default(), .steps = c->steps};
-    setup.schedule.schedule = "megatron-cosine";
-    setup.schedule.init_lr = 0;
-    setup.schedule.warmup_steps = golden_int(adam, "warmup", 0);
-    setup.schedule.lr_decay_steps = golden_int(adam, "decay", 0);
-    return loom_fabric_setup_megatron_optimizer(model->fabric, model->parallel, &config, &setup, optimizer);
-}
-
 static loom_status train_step(const mcore_case *c, const mcore_layout *layout, const char *name, golden_model *model,
     loom_batches *batches, loom_optimizer *optimizer, int64_t t) {
     double loss = 0, wanted;
@@ -309,7 +291,7 @@ static loom_status train(const mcore_case *c, const mcore_layout *layout, const 
     golden_source source;
     double rates = 0;
     loom_status status = LOOM_OK;
-    LOOM_TRY(make_optimizer(c, model, &optimizer));
+    LOOM_TRY(golden_megatron_optimizer(json_object_get(c->json, "optimizer"), c->steps, model, &optimizer));
     LOOM_TRY(golden_batches(model, &c->train, c->batch, layout->golden.micro, true, &source, &batches));
     for (int64_t t = 0; !status && t < c->steps; t++) {
         status = train_step(c, layout, name, model, batches, optimizer, t);

@@ -311,6 +311,25 @@ static inline loom_status golden_batches(const golden_model *model, const golden
     return loom_fabric_setup_loader(model->fabric, &loader, batches);
 }
 
+/* As a case's "optimizer" says: Adam in a cosine of Megatron's over so many steps. */
+static inline loom_status golden_megatron_optimizer(
+    const json_t *adam, int64_t steps, golden_model *model, loom_optimizer **optimizer) {
+    loom_optimizer_config config = loom_optimizer_config_default();
+    config.lr = golden_number(adam, "lr", 0);
+    config.min_lr = golden_number(adam, "min_lr", 0);
+    config.weight_decay = golden_number(adam, "wd", 0);
+    config.adam_beta1 = golden_number(adam, "beta1", 0);
+    config.adam_beta2 = golden_number(adam, "beta2", 0);
+    config.adam_eps = golden_number(adam, "eps", 0);
+    config.clip_grad = golden_number(adam, "clip", 0);
+    loom_optimizer_setup setup = {.schedule = loom_lr_config_default(), .steps = steps};
+    setup.schedule.schedule = "megatron-cosine";
+    setup.schedule.init_lr = 0;
+    setup.schedule.warmup_steps = golden_int(adam, "warmup", 0);
+    setup.schedule.lr_decay_steps = golden_int(adam, "decay", 0);
+    return loom_fabric_setup_megatron_optimizer(model->fabric, model->parallel, &config, &setup, optimizer);
+}
+
 /* Query groups that the tensor ranks cannot share are refused on every rank, naming both numbers and that
  * replicas are legal. */
 static inline loom_status golden_check_refusal(loom_rank *rank, const char *name, const golden_layout *layout,

@@ -119,24 +119,6 @@ static loom_status gradients_agree(const bias_case *c, const char *layout, golde
         c->name, layout, "number of gradients", (double)check.met, (double)loom_safetensors_count(c->numbers) - 1, 0);
 }
 
-static loom_status make_optimizer(const bias_case *c, golden_model *model, loom_optimizer **optimizer) {
-    const json_t *adam = json_object_get(c->json, "optimizer");
-    loom_optimizer_config config = loom_optimizer_config_default();
-    config.lr = golden_number(adam, "lr", 0);
-    config.min_lr = golden_number(adam, "min_lr", 0);
-    config.weight_decay = golden_number(adam, "wd", 0);
-    config.adam_beta1 = golden_number(adam, "beta1", 0);
-    config.adam_beta2 = golden_number(adam, "beta2", 0);
-    config.adam_eps = golden_number(adam, "eps", 0);
-    config.clip_grad = golden_number(adam, "clip", 0);
-    loom_optimizer_setup setup = {.schedule = loom_lr_config_default(), .steps = c->steps};
-    setup.schedule.schedule = "megatron-cosine";
-    setup.schedule.init_lr = 0;
-    setup.schedule.warmup_steps = golden_int(adam, "warmup", 0);
-    setup.schedule.lr_decay_steps = golden_int(adam, "decay", 0);
-    return loom_fabric_setup_megatron_optimizer(model->fabric, model->parallel, &config, &setup, optimizer);
-}
-
 static loom_status number(const bias_case *c, const char *layout, const char *key, int64_t step, double found) {
     char what[GOLDEN_TEXT];
     double wanted = golden_at(c->json, key, step);
@@ -173,7 +155,7 @@ static loom_status compare(
     int64_t wrong = report.missing_count + report.unexpected_count + report.misshaped_count;
     loom_load_report_free(&report);
     LOOM_TRY(golden_near(c->name, name, "names in the lists of a strict load", (double)wrong, 0, 0));
-    LOOM_TRY(make_optimizer(c, model, &optimizer));
+    LOOM_TRY(golden_megatron_optimizer(json_object_get(c->json, "optimizer"), c->steps, model, &optimizer));
     LOOM_TRY(golden_batches(model, &c->rows, c->batch, layout->micro, true, &source, &batches));
     loom_status status = train(c, name, model, batches, optimizer);
     loom_batches_destroy(batches);
